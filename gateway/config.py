@@ -1,0 +1,292 @@
+"""The one configuration file: TOML in, frozen Structs out, unknown keys refused by their path.
+
+`FEEDRACK__SECTION__KEY=value` in the environment overrides `[section] key`; deeper tables take
+further `__` parts (`FEEDRACK__ORIGINS__MAIN__PATH`). Secrets come from `*_file` and are read here,
+once; `repr` and `feedrack config` never show them.
+"""
+
+import os
+import re
+import socket
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta, Struct, field
+
+from gateway.errors import FeedrackError
+
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(B|[KMGTP]i?B)", re.IGNORECASE)
+_UNITS = {"B": 1} | {
+    f"{letter}{suffix}": base**power
+    for power, letter in enumerate("KMGTP", 1)
+    for suffix, base in (("IB", 1024), ("B", 1000))
+}
+_PREFIX = "FEEDRACK__"
+
+Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")]
+Seconds = Annotated[float, Meta(ge=0)]
+
+
+class ConfigError(FeedrackError):
+    """The configuration is wrong; the message names the path of what is."""
+
+
+class Secret:
+    """A secret value that does not show itself."""
+
+    __slots__ = ("_value",)
+
+    def __init__(self, value: str) -> None:
+        self._value = value
+
+    def reveal(self) -> str:
+        return self._value
+
+    def __repr__(self) -> str:
+        return "Secret(…)"
+
+
+class Bytes(int):
+    """A size in bytes, written as an integer or as "8MiB", "200 GiB", "1.5TB"."""
+
+
+class Section(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Base of every section: immutable, by keyword, nothing unknown."""
+
+
+class NodeConfig(Section, frozen=True):
+    id: Name = field(default_factory=lambda: socket.gethostname().split(".")[0] or "node")
+    rack: Name = "r1"
+    zone: Name = "z1"
+    workers: Annotated[int, Meta(ge=1, le=1)] = 1
+
+
+class LimitsConfig(Section, frozen=True):
+    """What one client, and all of them, may cost."""
+
+    connections: Annotated[int, Meta(ge=1)] = 4096
+    header_bytes: Annotated[int, Meta(ge=4096)] = 16_384
+    xml_bytes: Bytes = Bytes(2 * 1024**2)
+    header_timeout_seconds: Seconds = 15.0
+    body_timeout_seconds: Seconds = 60.0
+    write_timeout_seconds: Seconds = 120.0
+    idle_timeout_seconds: Seconds = 75.0
+    drain_timeout_seconds: Seconds = 30.0
+
+
+class S3Config(Section, frozen=True):
+    listen: str = "127.0.0.1:9000"
+    tls_cert_file: Path | None = None
+    tls_key_file: Path | None = None
+    virtual_host_domain: str | None = None
+    region: str = "us-east-1"
+    clock_skew_seconds: Seconds = 900.0
+    limits: LimitsConfig = LimitsConfig()
+
+
+class AdminConfig(Section, frozen=True):
+    listen: str = "127.0.0.1:9001"
+    token_file: Path | None = None
+    public_metrics: bool = False
+
+
+class CacheConfig(Section, frozen=True):
+    path: Path = Path("/var/lib/feedrack")
+    capacity: Bytes = Bytes(200 * 1024**3)
+    chunk_size: Bytes = Bytes(8 * 1024**2)
+    small_object_limit: Bytes = Bytes(1024**2)
+
+
+class DirectoryOriginConfig(Section, frozen=True, tag="directory", tag_field="type"):
+    path: Path
+
+
+class S3OriginConfig(Section, frozen=True, tag="s3", tag_field="type"):
+    endpoint_url: str | None = None
+    region: str = "us-east-1"
+    access_key: str | None = None
+    secret_key_file: Path | None = None
+    addressing: Literal["path", "virtual", "auto"] = "auto"
+    connections: Annotated[int, Meta(ge=1)] = 128
+    connect_timeout_seconds: Seconds = 5.0
+    read_timeout_seconds: Seconds = 30.0
+    attempts: Annotated[int, Meta(ge=1, le=10)] = 4
+    tls_ca_file: Path | None = None
+
+
+OriginConfig = DirectoryOriginConfig | S3OriginConfig
+
+
+class BucketConfig(Section, frozen=True):
+    origin: Name | None = None
+    origin_bucket: str | None = None
+    freshness_seconds: Seconds = 60.0
+    immutable: bool = False
+    public_read: bool = False
+
+
+class Rule(Section, frozen=True):
+    """One line of a tenant's policy: operations allowed, or denied, on buckets or prefixes."""
+
+    allow: tuple[str, ...] = ()
+    deny: tuple[str, ...] = ()
+    buckets: tuple[str, ...] = ("*",)
+
+
+class TenantConfig(Section, frozen=True):
+    name: Name
+    access_key: Annotated[str, Meta(min_length=1, max_length=128)]
+    secret_key_file: Path
+    policy: tuple[Rule, ...] = ()
+
+
+class LogConfig(Section, frozen=True):
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    format: Literal["json", "console"] = "json"
+
+
+class Config(Section, frozen=True):
+    default_origin: Name | None = None
+    node: NodeConfig = NodeConfig()
+    s3: S3Config = S3Config()
+    admin: AdminConfig = AdminConfig()
+    cache: CacheConfig = CacheConfig()
+    log: LogConfig = LogConfig()
+    origins: dict[Name, OriginConfig] = field(default_factory=dict)
+    buckets: dict[str, BucketConfig] = field(default_factory=dict)
+    tenants: tuple[TenantConfig, ...] = ()
+
+
+def load(path: Path, environ: Mapping[str, str] = os.environ) -> Config:
+    """The configuration in `path` with the environment's overrides. ConfigError names what is off."""
+    try:
+        with path.open("rb") as file:
+            raw = tomllib.load(file)
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: {error}") from error
+    return parse(raw, environ)
+
+
+def parse(raw: Mapping[str, Any], environ: Mapping[str, str] | None = None) -> Config:
+    """The configuration in a parsed TOML document. ConfigError names the path of what is off."""
+    merged = _override(dict(raw), environ or {})
+    try:
+        config = msgspec.convert(merged, Config, dec_hook=_decode, strict=False)
+    except msgspec.ValidationError as error:
+        raise ConfigError(_say(str(error))) from error
+    _check(config)
+    return config
+
+
+def parse_size(value: object) -> Bytes:
+    """8388608, "8MiB", "1.5 GB" as bytes. ValueError where it is neither."""
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+        return Bytes(value)
+    if isinstance(value, str):
+        if value.strip().isdigit():
+            return Bytes(value)
+        match = _SIZE.fullmatch(value.strip())
+        if match is not None:
+            return Bytes(float(match[1]) * _UNITS[match[2].upper()])
+    raise ValueError(f'{value!r} is not a size such as 8388608, "8MiB" or "200GiB"')
+
+
+def read_secret(path: Path, where: str) -> Secret:
+    """The secret in a file, without its line end. ConfigError names the setting, never the value."""
+    try:
+        value = path.read_text("utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{where}: {path} cannot be read: {error}") from error
+    if not value:
+        raise ConfigError(f"{where}: {path} is empty")
+    return Secret(value)
+
+
+def parse_listen(value: str, where: str) -> tuple[str, int]:
+    """`host:port` or `[v6]:port` as (host, port). ConfigError names the setting."""
+    host, colon, port = value.rpartition(":")
+    if not colon or not port.isascii() or not port.isdigit() or int(port) > 65_535:
+        raise ConfigError(f'{where}: {value!r} is not "host:port"')
+    return host.strip("[]") or "0.0.0.0", int(port)  # noqa: S104 - an empty host means all
+
+
+def _decode(kind: type, value: object) -> object:
+    if kind is Bytes:
+        return parse_size(value)
+    if kind is Path:
+        if not isinstance(value, str) or not value or "\0" in value:
+            raise ValueError(f"{value!r} is not a path")
+        return Path(value)
+    raise NotImplementedError(kind)
+
+
+def _override(raw: dict[str, Any], environ: Mapping[str, str]) -> dict[str, Any]:
+    for name in sorted(environ):
+        if not name.startswith(_PREFIX):
+            continue
+        parts = [part.lower() for part in name.removeprefix(_PREFIX).split("__")]
+        table: Any = raw
+        for part in parts[:-1]:
+            inner = table.get(part, {})
+            if not isinstance(inner, dict):
+                raise ConfigError(f"{name}: {part} is not a table")
+            # A copy, so that the caller's document stays as it was.
+            table[part] = dict(inner)
+            table = table[part]
+        value = environ[name]
+        table[parts[-1]] = {"true": True, "false": False}.get(value.lower(), value)
+    return raw
+
+
+def _check(config: Config) -> None:
+    if not config.origins:
+        raise ConfigError("origins: at least one [origins.NAME] is needed")
+    if config.default_origin is not None and config.default_origin not in config.origins:
+        raise ConfigError(f"default_origin: there is no [origins.{config.default_origin}]")
+    for name, bucket in config.buckets.items():
+        if bucket.origin is not None and bucket.origin not in config.origins:
+            raise ConfigError(f"buckets.{name}.origin: there is no [origins.{bucket.origin}]")
+        if bucket.origin is None and default_origin(config) is None:
+            raise ConfigError(f"buckets.{name}.origin: needed where default_origin is not set")
+    keys = [tenant.access_key for tenant in config.tenants]
+    for number, key in enumerate(keys):
+        if key in keys[:number]:
+            raise ConfigError(f"tenants[{number}].access_key: another tenant has it already")
+    for number, tenant in enumerate(config.tenants):
+        for line, rule in enumerate(tenant.policy):
+            if bool(rule.allow) == bool(rule.deny):
+                raise ConfigError(f"tenants[{number}].policy[{line}]: either allow or deny")
+    if (config.s3.tls_cert_file is None) != (config.s3.tls_key_file is None):
+        raise ConfigError("s3: tls_cert_file and tls_key_file go together")
+    cache = config.cache
+    if cache.chunk_size < 65_536 or cache.chunk_size % 65_536:
+        raise ConfigError("cache.chunk_size: a multiple of 64KiB is needed")
+    if cache.small_object_limit > cache.chunk_size:
+        raise ConfigError("cache.small_object_limit: at most cache.chunk_size")
+    if cache.capacity < 8 * cache.chunk_size:
+        raise ConfigError("cache.capacity: at least eight chunks (8 × cache.chunk_size)")
+    for where, listen in (("s3.listen", config.s3.listen), ("admin.listen", config.admin.listen)):
+        parse_listen(listen, where)
+    for name, origin in config.origins.items():
+        if isinstance(origin, S3OriginConfig) and (origin.access_key is None) != (
+            origin.secret_key_file is None
+        ):
+            raise ConfigError(f"origins.{name}: access_key and secret_key_file go together")
+
+
+def default_origin(config: Config) -> str | None:
+    """The origin of unlisted buckets: the one named, or the only one there is."""
+    if config.default_origin is not None:
+        return config.default_origin
+    return next(iter(config.origins)) if len(config.origins) == 1 else None
+
+
+def _say(message: str) -> str:
+    """msgspec's "… - at `$.cache.capacity`" turned to "cache.capacity: …"."""
+    text, _, place = message.partition(" - at `$")
+    return f"{place.rstrip('`').lstrip('.') or 'configuration'}: {text}"

@@ -1,0 +1,1 @@
+"""The nouns every floor shares: objects, versions, ranges, conditions, checksums, bodies. Pure."""

@@ -1,0 +1,70 @@
+"""The bodies of uploads, as a promise every consumer can rely on."""
+
+from collections.abc import Mapping
+from typing import Protocol
+
+
+class Body(Protocol):
+    """An upload's plain bytes, already stripped of aws-chunked framing.
+
+    The last block is handed out only after everything has verified (length, Content-MD5,
+    x-amz-content-sha256, chunk signatures, checksums in headers and trailers): a consumer that
+    reaches b"" holds a verified body, and one that meets an exception must keep nothing.
+    """
+
+    @property
+    def length_bytes(self) -> int:
+        """Bytes that `read` will hand out in all; always known (S3 demands it)."""
+        ...
+
+    @property
+    def announced_checksums(self) -> Mapping[str, str]:
+        """Checksums whose values came in headers: algorithm → base64."""
+        ...
+
+    @property
+    def trailing_algorithms(self) -> tuple[str, ...]:
+        """Algorithms whose values come in the trailer (so only known at the end)."""
+        ...
+
+    @property
+    def content_md5(self) -> str | None:
+        """Content-MD5 as announced (base64)."""
+        ...
+
+    @property
+    def checksums(self) -> Mapping[str, str]:
+        """All checksums that were given and have verified; complete once `read` returned b""."""
+        ...
+
+    async def read(self, limit_bytes: int = 262_144) -> bytes:
+        """The next 1 to `limit_bytes` bytes, b"" at the verified end.
+
+        Raises the S3 error that AWS gives: IncompleteBody, BadDigest, SignatureDoesNotMatch,
+        XAmzContentSHA256Mismatch, InvalidDigest, RequestTimeout.
+        """
+        ...
+
+
+class BytesBody:
+    """A `Body` over bytes already in memory (internal writes and tests)."""
+
+    def __init__(
+        self,
+        data: bytes,
+        *,
+        checksums: Mapping[str, str] | None = None,
+        content_md5: str | None = None,
+    ) -> None:
+        self._data = data
+        self._position = 0
+        self.length_bytes = len(data)
+        self.announced_checksums: Mapping[str, str] = dict(checksums or {})
+        self.trailing_algorithms: tuple[str, ...] = ()
+        self.content_md5 = content_md5
+        self.checksums: Mapping[str, str] = self.announced_checksums
+
+    async def read(self, limit_bytes: int = 262_144) -> bytes:
+        block = self._data[self._position : self._position + limit_bytes]
+        self._position += len(block)
+        return block
