@@ -161,7 +161,7 @@ class Config(Section, frozen=True):
 
 
 def load(path: Path, environ: Mapping[str, str] = os.environ) -> Config:
-    """The configuration in `path` with the environment's overrides. ConfigError names what is off."""
+    """What `path` says under the environment's overrides. ConfigError names what is off."""
     try:
         with path.open("rb") as file:
             raw = tomllib.load(file)
@@ -197,7 +197,7 @@ def parse_size(value: object) -> Bytes:
 
 
 def read_secret(path: Path, where: str) -> Secret:
-    """The secret in a file, without its line end. ConfigError names the setting, never the value."""
+    """The secret in a file, line end cut. ConfigError names the setting, never the value."""
     try:
         value = path.read_text("utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
@@ -269,7 +269,7 @@ def _check(config: Config) -> None:
     if cache.small_object_limit > cache.chunk_size:
         raise ConfigError("cache.small_object_limit: at most cache.chunk_size")
     if cache.capacity < 8 * cache.chunk_size:
-        raise ConfigError("cache.capacity: at least eight chunks (8 × cache.chunk_size)")
+        raise ConfigError("cache.capacity: at least eight times cache.chunk_size")
     for where, listen in (("s3.listen", config.s3.listen), ("admin.listen", config.admin.listen)):
         parse_listen(listen, where)
     for name, origin in config.origins.items():

@@ -1,0 +1,70 @@
+"""The node's metrics, one object built once and handed down; names are a contract.
+
+Everything counts what happened, nothing decides: no code reads a metric back.
+"""
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+# From a page-cache hit to a cold object behind a slow origin.
+_SECONDS = (
+    0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05,
+    0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0,
+)  # fmt: skip
+
+
+class Metrics:
+    """All metrics of one node, in a registry of their own."""
+
+    def __init__(self) -> None:
+        self.registry = registry = CollectorRegistry()
+
+        def counter(name: str, text: str, *labels: str) -> Counter:
+            return Counter(f"feedrack_{name}", text, labels, registry=registry)
+
+        def gauge(name: str, text: str, *labels: str) -> Gauge:
+            return Gauge(f"feedrack_{name}", text, labels, registry=registry)
+
+        self.requests = counter(
+            "requests_total", "S3 requests answered.", "operation", "code", "tenant"
+        )
+        self.request_seconds = Histogram(
+            "feedrack_request_seconds",
+            "Time from a request's head to its answer's last byte.",
+            ("operation", "tier"),
+            buckets=_SECONDS,
+            registry=registry,
+        )
+        self.requests_in_flight = gauge("requests_in_flight", "S3 requests being answered.")
+        self.connections = gauge("connections", "Open client connections.")
+        self.connections_refused = counter(
+            "connections_refused_total", "Client connections refused or cut.", "reason"
+        )
+        self.read_bytes = counter("read_bytes_total", "Object bytes sent, by tier.", "tier")
+        self.cross_rack_bytes = counter(
+            "cross_rack_bytes_total", "Bytes that crossed a rack boundary."
+        )
+        self.origin_requests = counter(
+            "origin_requests_total", "Requests sent to origins.", "operation"
+        )
+        self.origin_read_bytes = counter(
+            "origin_read_bytes_total", "Object bytes read from origins."
+        )
+        self.origin_errors = counter(
+            "origin_errors_total", "Origin requests that failed after retries.", "operation"
+        )
+        self.cache_bytes = gauge("cache_bytes", "Bytes the cache takes on disk.")
+        self.cache_capacity_bytes = gauge("cache_capacity_bytes", "Bytes the cache may take.")
+        self.cache_degraded = gauge(
+            "cache_degraded", "1 while the cache disk takes nothing in (pass-through).", "reason"
+        )
+        self.cache_corrupt = counter(
+            "cache_corrupt_total", "Kept spans dropped because a checksum did not match."
+        )
+        self.cache_unkept = counter("cache_unkept_total", "Spans served but not kept.", "reason")
+        self.fills_in_flight = gauge("fills_in_flight", "Spans being filled now.")
+        self.evicted_bytes = counter("evicted_bytes_total", "Bytes evicted from the cache.")
+        self.members = gauge("members", "Nodes alive in the cluster.")
+
+    def render(self) -> bytes:
+        """The Prometheus text exposition of everything."""
+        return generate_latest(self.registry)
