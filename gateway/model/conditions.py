@@ -22,10 +22,10 @@ class Conditions(Struct, frozen=True, kw_only=True):
     if_unmodified_since: int | None = None
 
     def __bool__(self) -> bool:
-        return self != _NONE
+        return self != UNCONDITIONAL
 
 
-_NONE = Conditions()
+UNCONDITIONAL = Conditions()
 
 
 class WriteConditions(Struct, frozen=True, kw_only=True):
@@ -36,6 +36,9 @@ class WriteConditions(Struct, frozen=True, kw_only=True):
 
     def __bool__(self) -> bool:
         return self.if_match is not None or self.if_none_match_any
+
+
+UNCONDITIONAL_WRITE = WriteConditions()
 
 
 def parse_conditions(headers: Mapping[str, str], prefix: str = "") -> Conditions:

@@ -41,7 +41,7 @@ class SpanReader(Protocol):
         """
         ...
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """Lets go of what was pinned. Safe to call twice."""
         ...
 

@@ -1,0 +1,44 @@
+# Short targets; each installs what it needs. `make help` lists them.
+UV := $(or $(shell command -v uv 2>/dev/null),.tools/bin/uv)
+RUN := $(UV) run --frozen
+export UV_TOOL_DIR := $(CURDIR)/.tools/uv
+export UV_TOOL_BIN_DIR := $(CURDIR)/.tools/bin
+ARGS ?=
+
+.PHONY: help install clients demo test check format bench clean
+
+help:          ## this list
+	@sed -n 's/^\([a-z]*\):.*##/\1\t/p' $(MAKEFILE_LIST)
+
+demo: install  ## the main job on real files, end to end (ARGS=--keep stays up)
+	@$(RUN) python -m gateway.demo $(ARGS)
+
+test: install clients  ## all tests but those marked hardware and bench
+	$(RUN) pytest -n auto $(ARGS)
+
+check: install ## format, lint, types, import floors
+	$(RUN) ruff format --check .
+	$(RUN) ruff check .
+	$(RUN) mypy
+	$(RUN) lint-imports
+
+format: install ## format and mend what can be mended
+	$(RUN) ruff format .
+	$(RUN) ruff check --fix .
+
+bench: install ## against the peers on this machine; results under benchmarks/results/
+	$(RUN) python -m benchmarks.eviction
+	$(RUN) python -m benchmarks.run $(ARGS)
+
+install: $(UV)
+	@$(UV) sync --frozen --quiet
+
+clients:       # the S3 clients the tests drive, where they can be had
+	@sh tests/install-clients.sh $(UV)
+
+.tools/bin/uv:
+	python3 -m venv .tools
+	.tools/bin/pip install --quiet uv
+
+clean:         ## what the other targets made
+	rm -rf .venv .tools .demo .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,128 @@
+"""The admin port's HTTP face.
+
+`/healthz` and `/readyz` are open to anybody who reaches the port. All else wants
+`Authorization: Bearer <token>`; without a token in the configuration only `/metrics` can be opened,
+by `[admin] public_metrics = true`.
+"""
+
+import hmac
+from collections.abc import Awaitable, Callable
+from typing import Any
+from urllib.parse import unquote
+
+import msgspec
+from aiohttp import web
+
+from gateway.admin.report import NodeReport
+from gateway.config import AdminConfig, Secret, parse_listen
+from gateway.telemetry.metrics import Metrics
+
+_OPEN = frozenset({"/healthz", "/readyz"})
+_METRICS_TYPE = "text/plain; version=1.0.0; charset=utf-8"
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class AdminServer:
+    """Serves the admin port. `on_drain` is called once by `POST /v1/drain`."""
+
+    def __init__(
+        self,
+        config: AdminConfig,
+        *,
+        token: Secret | None,
+        report: NodeReport,
+        metrics: Metrics,
+        on_drain: Callable[[], None],
+    ) -> None:
+        self._config = config
+        self._token = token
+        self._report = report
+        self._metrics = metrics
+        self._on_drain = on_drain
+        self._runner: web.AppRunner | None = None
+        self.port = 0
+
+    async def start(self) -> None:
+        """Binds the port; 0 takes a free one, told by `port`."""
+        app = web.Application(middlewares=[self._authorise], client_max_size=1024 * 1024)
+        app.add_routes(
+            [
+                web.get("/healthz", self._healthz),
+                web.get("/readyz", self._readyz),
+                web.get("/metrics", self._render_metrics),
+                web.get("/v1/members", self._members),
+                web.get("/v1/datasets", self._datasets),
+                web.get("/v1/fills", self._fills),
+                web.post("/v1/prefetch", self._prefetch),
+                web.post("/v1/drain", self._drain),
+            ]
+        )
+        self._runner = web.AppRunner(app, access_log=None, handle_signals=False)
+        await self._runner.setup()
+        host, port = parse_listen(self._config.listen, "admin.listen")
+        site = web.TCPSite(self._runner, host, port)
+        await site.start()
+        self.port = self._runner.addresses[0][1]
+
+    async def close(self) -> None:
+        if self._runner is not None:
+            await self._runner.cleanup()
+            self._runner = None
+
+    @web.middleware
+    async def _authorise(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        if request.path in _OPEN or (request.path == "/metrics" and self._config.public_metrics):
+            return await handler(request)
+        if self._token is None:
+            return _refuse(403, "set [admin] token_file to open this part of the admin port")
+        scheme, _, offered = request.headers.get("Authorization", "").partition(" ")
+        if scheme.lower() != "bearer" or not hmac.compare_digest(
+            offered.strip().encode(), self._token.reveal().encode()
+        ):
+            return _refuse(401, "a bearer token is needed", {"WWW-Authenticate": "Bearer"})
+        return await handler(request)
+
+    async def _healthz(self, _: web.Request) -> web.Response:
+        return _json({"status": "alive"})
+
+    async def _readyz(self, _: web.Request) -> web.Response:
+        readiness = self._report.readiness()
+        return _json(readiness, status=200 if readiness["ready"] else 503)
+
+    async def _render_metrics(self, _: web.Request) -> web.Response:
+        self._report.refresh()
+        return web.Response(body=self._metrics.render(), headers={"Content-Type": _METRICS_TYPE})
+
+    async def _members(self, _: web.Request) -> web.Response:
+        return _json({"members": self._report.members()})
+
+    async def _datasets(self, request: web.Request) -> web.Response:
+        dataset = request.query.get("dataset", "")
+        bucket, _, prefix = dataset.removeprefix("s3://").partition("/")
+        if not dataset.startswith("s3://") or not bucket:
+            return _refuse(400, "dataset must be s3://bucket/prefix")
+        return _json(await self._report.dataset(unquote(bucket), prefix))
+
+    async def _fills(self, _: web.Request) -> web.Response:
+        return _json({"fills": self._report.fills()})
+
+    async def _prefetch(self, _: web.Request) -> web.Response:
+        return _refuse(501, "prefetch comes with the cluster; this node does not have it yet")
+
+    async def _drain(self, _: web.Request) -> web.Response:
+        self._on_drain()
+        return _json({"status": "draining"}, status=202)
+
+
+def _json(value: Any, *, status: int = 200, headers: dict[str, str] | None = None) -> web.Response:
+    return web.Response(
+        body=msgspec.json.encode(value) + b"\n",
+        status=status,
+        headers=headers,
+        content_type="application/json",
+    )
+
+
+def _refuse(status: int, error: str, headers: dict[str, str] | None = None) -> web.Response:
+    return _json({"error": error}, status=status, headers=headers)

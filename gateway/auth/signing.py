@@ -1,0 +1,97 @@
+"""The arithmetic of Signature Version 4: canonical forms, strings to sign, derived keys. Pure.
+
+https://docs.aws.amazon.com/AmazonS3/latest/API/sig-v4-header-based-auth.html
+"""
+
+import hmac
+import re
+from hashlib import sha256
+from urllib.parse import quote, unquote_to_bytes
+
+from gateway.config import Secret
+
+ALGORITHM = "AWS4-HMAC-SHA256"
+SERVICE = "s3"
+TERMINATOR = "aws4_request"
+
+# What is canonical already: unreserved characters, and upper-case escapes of all others. "/" is
+# left alone in a path, where it is plain; an escaped slash stays escaped, as the client signed it.
+_ESCAPES = r"%(?:[0189A-F][0-9A-F]|2[0-9ABCF]|3[A-F]|40|5[BCDE]|60|7[BCDF])"
+_CANONICAL_PATH = re.compile(rf"(?:[A-Za-z0-9\-._~/]++|{_ESCAPES})*+")
+_TOKEN = rf"(?:[A-Za-z0-9\-._~]++|{_ESCAPES})*+"
+_CANONICAL_QUERY = re.compile(rf"{_TOKEN}(?:={_TOKEN})?+(?:&{_TOKEN}(?:={_TOKEN})?+)*+")
+_BLANKS = re.compile(r"[ \t]+")
+
+
+class SigningKey:
+    """The key of one (secret, day, region), ready to sign: both of HMAC's pads are hashed already.
+
+    RFC 2104; copying the two states takes a third of the time of a new HMAC.
+    """
+
+    __slots__ = ("_inner", "_outer")
+
+    def __init__(self, secret: Secret, day: str, region: str) -> None:
+        key = f"AWS4{secret.reveal()}".encode()
+        for part in (day, region, SERVICE, TERMINATOR):
+            key = hmac.digest(key, part.encode("utf-8", "surrogateescape"), "sha256")
+        padded = key.ljust(64, b"\0")
+        self._inner = sha256(bytes(byte ^ 0x36 for byte in padded))
+        self._outer = sha256(bytes(byte ^ 0x5C for byte in padded))
+
+    def sign(self, message: str) -> str:
+        """The signature of a string to sign, in lower-case hex."""
+        inner = self._inner.copy()
+        inner.update(message.encode("utf-8", "surrogateescape"))
+        outer = self._outer.copy()
+        outer.update(inner.digest())
+        return outer.hexdigest()
+
+
+def canonical_path(path: str) -> str:
+    """The path encoded once, S3's way: no "//", "." or ".." is touched."""
+    if not path:
+        return "/"
+    if _CANONICAL_PATH.fullmatch(path):
+        return path
+    return "/".join([_encode(segment) for segment in path.split("/")])
+
+
+def canonical_pairs(query: str) -> list[tuple[str, str]]:
+    """The query's parameters, encoded, sorted by encoded name, then value."""
+    pairs = [piece.partition("=")[::2] for piece in query.split("&") if piece]
+    if not _CANONICAL_QUERY.fullmatch(query):
+        pairs = [(_encode(name), _encode(value)) for name, value in pairs]
+    pairs.sort()
+    return pairs
+
+
+def merged(headers: tuple[tuple[str, str], ...]) -> dict[str, str]:
+    """Headers by name; the values of one that came several times are joined by commas."""
+    fields = dict(headers)
+    if len(fields) == len(headers):
+        return fields
+    fields.clear()
+    for name, value in headers:
+        fields[name] = f"{fields[name]},{value}" if name in fields else value
+    return fields
+
+
+def canonical_value(value: str) -> str:
+    """A header's value with runs of blanks folded into one space."""
+    return _BLANKS.sub(" ", value) if "  " in value or "\t" in value else value
+
+
+def string_to_sign(timestamp: str, scope: str, canonical_request: str) -> str:
+    """What the signature of a request signs."""
+    digest = sha256(canonical_request.encode("utf-8", "surrogateescape")).hexdigest()
+    return f"{ALGORITHM}\n{timestamp}\n{scope}\n{digest}"
+
+
+def same(expected: str, given: str) -> bool:
+    """Whether two signatures are equal, in constant time."""
+    return hmac.compare_digest(expected.encode("ascii"), given.encode("ascii", "replace"))
+
+
+def _encode(text: str) -> str:
+    return quote(unquote_to_bytes(text.encode("utf-8", "surrogateescape")), safe="~")

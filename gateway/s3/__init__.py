@@ -1,0 +1,1 @@
+"""The S3 face: match, authenticate, authorise, call, render."""

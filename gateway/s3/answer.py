@@ -1,0 +1,48 @@
+"""What a handler gives back: status, headers, and bytes at hand or to come."""
+
+from collections.abc import AsyncIterator, Mapping
+from typing import Protocol
+
+from msgspec import Struct, field
+
+
+class Stream(Protocol):
+    """Bytes to come: an object's, or a relayed answer's."""
+
+    def blocks(self) -> AsyncIterator[bytes | memoryview]: ...
+
+    async def close(self) -> None: ...
+
+
+class Answer(Struct, kw_only=True):
+    """One HTTP answer, header names in lower case.
+
+    `stream` gives exactly `length_bytes` bytes (None: not known beforehand). An answer without a
+    stream has `body`; `length_bytes` of one without either is what a HEAD announces. `tier` is
+    where an object's first byte comes from.
+    """
+
+    status: int = 200
+    headers: Mapping[str, str] = field(default_factory=dict)
+    body: bytes = b""
+    stream: Stream | None = None
+    length_bytes: int | None = None
+    tier: str | None = None
+
+    async def close(self) -> None:
+        if self.stream is not None:
+            await self.stream.close()
+
+
+def xml_answer(
+    body: bytes, *, status: int = 200, headers: Mapping[str, str] | None = None
+) -> Answer:
+    """An answer whose body is an XML document."""
+    return Answer(
+        status=status, headers={"content-type": "application/xml", **(headers or {})}, body=body
+    )
+
+
+def empty_answer(status: int = 200, headers: Mapping[str, str] | None = None) -> Answer:
+    """An answer without a body."""
+    return Answer(status=status, headers=headers or {})

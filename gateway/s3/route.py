@@ -1,0 +1,190 @@
+"""From a request's head to its operation. Pure.
+
+A sub-resource in the query decides; every sub-resource S3 has is listed, also those that are not
+offered, so that `DELETE /bucket?cors` never becomes a DeleteBucket.
+https://docs.aws.amazon.com/AmazonS3/latest/API/API_Operations_Amazon_Simple_Storage_Service.html
+"""
+
+import re
+
+from gateway.auth.request import RequestHead
+from gateway.errors import (
+    AccessForbidden,
+    InvalidArgument,
+    InvalidBucketName,
+    InvalidURI,
+    MethodNotAllowed,
+)
+from gateway.s3.operation import Operation, check_key, decode
+
+# Wider than what CreateBucket allows: folders of a NAS may have older names.
+_BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}", re.ASCII)
+
+# Sub-resources whose operations are all called {Get,Put,Delete}<noun>.
+_BUCKET_NOUNS = {
+    "abac": "BucketAbac",
+    "accelerate": "BucketAccelerateConfiguration",
+    "acl": "BucketAcl",
+    "analytics": "BucketAnalyticsConfiguration",
+    "cors": "BucketCors",
+    "encryption": "BucketEncryption",
+    "intelligent-tiering": "BucketIntelligentTieringConfiguration",
+    "inventory": "BucketInventoryConfiguration",
+    "lifecycle": "BucketLifecycleConfiguration",
+    "location": "BucketLocation",
+    "logging": "BucketLogging",
+    "metadataConfiguration": "BucketMetadataConfiguration",
+    "metadataTable": "BucketMetadataTableConfiguration",
+    "metadataInventoryTable": "BucketMetadataInventoryTableConfiguration",
+    "metadataJournalTable": "BucketMetadataJournalTableConfiguration",
+    "metrics": "BucketMetricsConfiguration",
+    "notification": "BucketNotificationConfiguration",
+    "object-lock": "ObjectLockConfiguration",
+    "ownershipControls": "BucketOwnershipControls",
+    "policy": "BucketPolicy",
+    "policyStatus": "BucketPolicyStatus",
+    "publicAccessBlock": "PublicAccessBlock",
+    "replication": "BucketReplication",
+    "requestPayment": "BucketRequestPayment",
+    "tagging": "BucketTagging",
+    "versioning": "BucketVersioning",
+    "website": "BucketWebsite",
+}
+_OBJECT_NOUNS = {
+    "acl": "ObjectAcl",
+    "annotation": "ObjectAnnotation",
+    "annotations": "ObjectAnnotations",
+    "attributes": "ObjectAttributes",
+    "encryption": "ObjectEncryption",
+    "legal-hold": "ObjectLegalHold",
+    "renameObject": "ObjectName",
+    "retention": "ObjectRetention",
+    "tagging": "ObjectTagging",
+    "torrent": "ObjectTorrent",
+}
+_EXCEPTIONS = {
+    "DeleteBucketLifecycleConfiguration": "DeleteBucketLifecycle",
+    "PutObjectName": "RenameObject",
+    "PutObjectEncryption": "UpdateObjectEncryption",
+}
+_VERBS = {"GET": "Get", "HEAD": "Get", "PUT": "Put", "POST": "Create", "DELETE": "Delete"}
+
+
+def match(head: RequestHead, virtual_host_domain: str | None) -> Operation:
+    """The operation a request means.
+
+    Raises InvalidURI, InvalidBucketName, KeyTooLongError, InvalidArgument (sub-resources that do
+    not go together), MethodNotAllowed, and AccessForbidden for a CORS preflight.
+    """
+    if head.method == "OPTIONS":
+        raise AccessForbidden
+    if head.method not in _VERBS:
+        raise MethodNotAllowed
+    if not head.path.startswith("/") or "#" in head.path:
+        raise InvalidURI
+    query: dict[str, str] = {}
+    for name, value in head.query_pairs:
+        query.setdefault(name, value)
+    bucket, key = _address(head, virtual_host_domain)
+    if not bucket and not key:
+        return Operation(_service(head.method), query=query)
+    if _BUCKET.fullmatch(bucket) is None:
+        raise InvalidBucketName(fields={"BucketName": bucket})
+    if not key:
+        return Operation(_bucket(head.method, query), bucket, "", query)
+    copies = head.header("x-amz-copy-source") is not None
+    return Operation(_object(head.method, query, copies=copies), bucket, check_key(key), query)
+
+
+def _address(head: RequestHead, domain: str | None) -> tuple[str, str]:
+    """(bucket, key) of a path-style or virtual-host request."""
+    path = head.path[1:]
+    if domain is not None:
+        host = _host_name(head.header("host") or "")
+        suffix = f".{domain.lower()}"
+        if host.endswith(suffix) and len(host) > len(suffix):
+            return host.removesuffix(suffix), decode(path)
+    bucket, _, key = path.partition("/")
+    return decode(bucket), decode(key)
+
+
+def _host_name(host: str) -> str:
+    """A Host header without its port, in lower case."""
+    name, colon, port = host.rpartition(":")
+    if colon and (not port or port.isdigit()) and not name.endswith(":"):
+        host = name
+    return host.rstrip(".").lower()
+
+
+def _service(method: str) -> str:
+    if method == "GET":
+        return "ListBuckets"
+    raise MethodNotAllowed
+
+
+def _bucket(method: str, query: dict[str, str]) -> str:
+    for name, noun in _BUCKET_NOUNS.items():
+        if name in query:
+            return _named(method, noun)
+    match method:
+        case "GET" if "versions" in query:
+            return "ListObjectVersions"
+        case "GET" if "uploads" in query:
+            return "ListMultipartUploads"
+        case "GET" if "session" in query:
+            return "CreateSession"
+        case "GET" if "list-type" in query:
+            if query["list-type"] != "2":
+                raise InvalidArgument("Invalid List Type specified in Request")
+            return "ListObjectsV2"
+        case "GET":
+            return "ListObjects"
+        case "HEAD":
+            return "HeadBucket"
+        case "PUT":
+            return "CreateBucket"
+        case "DELETE":
+            return "DeleteBucket"
+        case "POST" if "delete" in query:
+            return "DeleteObjects"
+        case _:
+            return "PostObject"
+
+
+def _object(method: str, query: dict[str, str], *, copies: bool) -> str:
+    for name, noun in _OBJECT_NOUNS.items():
+        if name in query:
+            return _named(method, noun)
+    upload = "uploadId" in query
+    match method:
+        case "GET":
+            return "ListParts" if upload else "GetObject"
+        case "HEAD":
+            return "HeadObject"
+        case "PUT" if upload or "partNumber" in query:
+            if not upload or "partNumber" not in query:
+                raise InvalidArgument("uploadId and partNumber go together.")
+            return "UploadPartCopy" if copies else "UploadPart"
+        case "PUT":
+            return "CopyObject" if copies else "PutObject"
+        case "DELETE":
+            return "AbortMultipartUpload" if upload else "DeleteObject"
+        case _:
+            return _post_object(query)
+
+
+def _named(method: str, noun: str) -> str:
+    name = _VERBS[method] + noun
+    return _EXCEPTIONS.get(name, name)
+
+
+def _post_object(query: dict[str, str]) -> str:
+    if "uploads" in query:
+        return "CreateMultipartUpload"
+    if "uploadId" in query:
+        return "CompleteMultipartUpload"
+    if "select" in query:
+        return "SelectObjectContent"
+    if "restore" in query:
+        return "RestoreObject"
+    raise MethodNotAllowed

@@ -1,0 +1,64 @@
+"""Which origin serves which bucket. Pure: a table made from the configuration."""
+
+from collections.abc import Mapping
+
+from msgspec import Struct
+
+from gateway.config import BucketConfig, Config, default_origin
+from gateway.errors import NoSuchBucket
+from gateway.model.objects import ObjectRef
+from gateway.tiers.protocol import Origin
+
+
+class Bucket(Struct, frozen=True):
+    """A bucket as clients see it, and where it lives."""
+
+    name: str
+    origin: Origin
+    origin_bucket: str
+    freshness_seconds: float
+    immutable: bool
+    public_read: bool
+
+    def ref(self, key: str, version_id: str | None = None) -> ObjectRef:
+        """The object's place at the origin."""
+        return ObjectRef(self.origin.name, self.origin_bucket, key, version_id)
+
+
+class BucketTable:
+    """Client bucket names to `Bucket`s: those listed, then any of the default origin."""
+
+    def __init__(self, config: Config, origins: Mapping[str, Origin]) -> None:
+        name = default_origin(config)
+        self.default = origins[name] if name is not None else None
+        self._unlisted = BucketConfig()
+        self._listed: dict[str, Bucket] = {}
+        for bucket_name, bucket in config.buckets.items():
+            origin = origins[bucket.origin] if bucket.origin is not None else self.default
+            assert origin is not None  # noqa: S101 - config.load has refused this
+            self._listed[bucket_name] = _bucket(bucket_name, origin, bucket)
+
+    @property
+    def listed(self) -> tuple[Bucket, ...]:
+        """The buckets named in the configuration."""
+        return tuple(self._listed.values())
+
+    def resolve(self, name: str) -> Bucket:
+        """The bucket of that name. NoSuchBucket where no origin could serve it."""
+        listed = self._listed.get(name)
+        if listed is not None:
+            return listed
+        if self.default is None:
+            raise NoSuchBucket(fields={"BucketName": name})
+        return _bucket(name, self.default, self._unlisted)
+
+
+def _bucket(name: str, origin: Origin, config: BucketConfig) -> Bucket:
+    return Bucket(
+        name=name,
+        origin=origin,
+        origin_bucket=config.origin_bucket or name,
+        freshness_seconds=config.freshness_seconds,
+        immutable=config.immutable,
+        public_read=config.public_read,
+    )

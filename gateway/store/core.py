@@ -1,0 +1,103 @@
+"""What all parts of the object service share: the tables, the tiers and the write bracket."""
+
+import asyncio
+from collections.abc import AsyncIterator, Coroutine, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import structlog
+from gateway.tiers.disk import DiskTier
+
+from gateway.config import CacheConfig
+from gateway.errors import FeedrackError
+from gateway.model.objects import ObjectInfo, ObjectRef, Span
+from gateway.store.buckets import Bucket, BucketTable
+from gateway.store.fill import Filler
+from gateway.store.versions import Ticket, VersionTable
+
+log = structlog.get_logger()
+
+
+class Core:
+    """The collaborators of the service, and what every write must go through."""
+
+    def __init__(
+        self,
+        *,
+        buckets: BucketTable,
+        disk: DiskTier,
+        filler: Filler,
+        versions: VersionTable,
+        cache: CacheConfig,
+    ) -> None:
+        self._buckets = buckets
+        self._disk = disk
+        self._filler = filler
+        self._versions = versions
+        self._cache = cache
+        self._background: set[asyncio.Task[None]] = set()
+
+    def bucket(self, name: str) -> Bucket:
+        """The bucket clients call `name`. NoSuchBucket where no origin could serve it."""
+        return self._buckets.resolve(name)
+
+    def fills(self) -> list[tuple[Span, int]]:
+        """The spans on their way in, with the bytes each has."""
+        return self._filler.under_way()
+
+    async def close(self) -> None:
+        """Ends what runs behind the answers; call when no request is in flight any more."""
+        await self._filler.close()
+        tasks = list(self._background)
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    @asynccontextmanager
+    async def _writing(self, bucket: Bucket, keys: Sequence[str]) -> AsyncIterator["Writing"]:
+        """Brackets a write of `keys`: begun before the origin hears of it, ended on any exit."""
+        writing = Writing(self._versions, [bucket.ref(key) for key in dict.fromkeys(keys)])
+        try:
+            if bucket.immutable:
+                # Only here is what the disk remembers ever believed unasked, so only here must
+                # it be gone before the origin changes.
+                for ticket in writing.tickets:
+                    await self._disk.forget(ticket.ref)
+            yield writing
+        finally:
+            writing.end()
+
+    def _later(self, work: Coroutine[Any, Any, None], what: str) -> None:
+        """Runs `work` behind the answer. Its failure costs speed only, so it is logged."""
+
+        async def run() -> None:
+            try:
+                await work
+            except FeedrackError as error:
+                log.info("cache upkeep skipped", what=what, reason=str(error))
+
+        task = asyncio.create_task(run())
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+
+    def _remember_on_disk(self, ref: ObjectRef, info: ObjectInfo) -> None:
+        if info.cacheable and self._disk.accepting and self._disk.recall(ref) != info:
+            self._later(self._disk.remember(ref, info), "remember")
+
+
+class Writing:
+    """The tickets of one write and what it taught."""
+
+    def __init__(self, versions: VersionTable, refs: Sequence[ObjectRef]) -> None:
+        self._versions = versions
+        self.tickets: list[Ticket] = [versions.begin_write(ref) for ref in refs]
+        self._learned: dict[ObjectRef, ObjectInfo] = {}
+
+    def learned(self, ref: ObjectRef, info: ObjectInfo | None) -> None:
+        """Tells which version the write made, where the origin said all there is to know."""
+        if info is not None:
+            self._learned[ref.current] = info
+
+    def end(self) -> None:
+        """Ends the write in the version table. Safe to call twice."""
+        tickets, self.tickets = self.tickets, []
+        for ticket in tickets:
+            self._versions.end_write(ticket, self._learned.get(ticket.ref))

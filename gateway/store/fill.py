@@ -1,0 +1,248 @@
+"""Fills: each cold span comes in from the origin once, and everybody who waits follows along.
+
+A fill is a task of its own. It reads the origin, appends to a growing file (a large object's
+chunk) or to memory (a small object), and wakes its followers; a follower that leaves changes
+nothing for the others. When the bytes are complete they are published on disk first and the fill
+is struck from the list second, so that a new reader always finds one or the other.
+
+A fill that breaks off resumes from what it has. What the disk will not take is not filled at all:
+followers get TierFull and read from the origin for themselves (pass-through).
+"""
+
+import asyncio
+import random
+from collections.abc import Callable
+
+import structlog
+from gateway.tiers.disk import DiskTier, SpanWriter
+
+from gateway.errors import FeedrackError, TierFull, TierUnavailable
+from gateway.model.objects import Span
+from gateway.model.ranges import ByteRange
+from gateway.telemetry.metrics import Metrics
+from gateway.tiers.protocol import OpenedObject, Origin, SpanReader, TierName
+
+_ATTEMPTS = 4
+_BACKOFF_SECONDS = 0.1
+
+log = structlog.get_logger()
+
+
+class Fill:
+    """One span on its way in. `received_bytes` only grows; `done` is final."""
+
+    def __init__(self, span: Span) -> None:
+        self.span = span
+        self.received_bytes = 0
+        self.done = False
+        self.error: Exception | None = None
+        self.memory: bytearray | None = None
+        self.writer: SpanWriter | None = None
+        self._waiting: list[asyncio.Future[None]] = []
+
+    def advance(self, received_bytes: int) -> None:
+        self.received_bytes = received_bytes
+        self._wake()
+
+    def finish(self, error: Exception | None = None) -> None:
+        self.done = True
+        self.error = error
+        self._wake()
+
+    async def wait_beyond(self, offset: int) -> None:
+        """Returns once the byte at `offset` is here or the fill is over."""
+        while self.received_bytes <= offset and not self.done:
+            future = asyncio.get_running_loop().create_future()
+            self._waiting.append(future)
+            await future
+
+    def _wake(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        for future in waiting:
+            if not future.done():
+                future.set_result(None)
+
+
+class FollowingReader:
+    """Reads a span while it is being filled, and from disk once it is there."""
+
+    def __init__(self, fill: Fill, disk: DiskTier) -> None:
+        self._fill = fill
+        self._disk = disk
+        self._kept: SpanReader | None = None
+
+    @property
+    def tier(self) -> TierName:
+        return "origin"
+
+    async def read(self, offset: int, limit_bytes: int) -> bytes | memoryview:
+        if self._kept is not None:
+            return await self._kept.read(offset, limit_bytes)
+        fill = self._fill
+        if offset >= fill.received_bytes:
+            await fill.wait_beyond(offset)
+        if fill.memory is not None and offset < fill.received_bytes:
+            stop = min(offset + limit_bytes, fill.received_bytes)
+            return bytes(memoryview(fill.memory)[offset:stop])
+        if fill.error is not None:
+            raise fill.error
+        if fill.done:
+            self._kept = await self._disk.open(fill.span)
+            if self._kept is None:
+                raise TierUnavailable("the span was evicted while it was being read")
+            return await self._kept.read(offset, limit_bytes)
+        assert fill.writer is not None  # noqa: S101 - not done, not in memory: it has a writer
+        return await fill.writer.read(offset, min(limit_bytes, fill.received_bytes - offset))
+
+    async def close(self) -> None:
+        if self._kept is not None:
+            await self._kept.close()
+
+
+class Filler:
+    """Starts fills and hands out readers that follow them; one fill a span at any time."""
+
+    def __init__(
+        self,
+        disk: DiskTier,
+        metrics: Metrics,
+        *,
+        small_object_limit_bytes: int,
+        jitter: Callable[[], float] = random.random,
+    ) -> None:
+        self._disk = disk
+        self._metrics = metrics
+        self._small_bytes = small_object_limit_bytes
+        self._jitter = jitter
+        self._fills: dict[tuple[bytes, int], Fill] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def find(self, span: Span) -> SpanReader | None:
+        """A reader that follows the span's fill, if one is under way."""
+        fill = self._fills.get((span.version.digest, span.number))
+        return FollowingReader(fill, self._disk) if fill is not None else None
+
+    def start(self, span: Span, origin: Origin, opened: OpenedObject | None = None) -> SpanReader:
+        """Begins to fill `span` and returns a reader that follows.
+
+        `opened`: an answer that already begins at the span's first byte; it is the fill's to close.
+        """
+        fill = Fill(span)
+        key = (span.version.digest, span.number)
+        assert key not in self._fills  # noqa: S101 - callers look with `find` in the same step
+        self._fills[key] = fill
+        self._metrics.fills_in_flight.set(len(self._fills))
+        task = asyncio.create_task(self._run(key, fill, origin, opened))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return FollowingReader(fill, self._disk)
+
+    def under_way(self) -> list[tuple[Span, int]]:
+        """Every span being filled and the bytes it has so far."""
+        return [(fill.span, fill.received_bytes) for fill in self._fills.values()]
+
+    async def close(self) -> None:
+        """Stops every fill; their followers are told that the tier is gone."""
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _run(
+        self, key: tuple[bytes, int], fill: Fill, origin: Origin, opened: OpenedObject | None
+    ) -> None:
+        error: Exception | None = TierUnavailable("the fill was stopped")
+        try:
+            if await self._is_kept(fill.span):
+                # It was filled between the caller's look at the disk and now.
+                if opened is not None:
+                    await opened.close()
+            else:
+                await self._receive(fill, origin, opened)
+                await self._publish(fill)
+            error = None
+        except FeedrackError as failure:
+            error = failure
+        except Exception as failure:  # a bug must reach the readers that wait, and the log
+            log.exception("fill failed", key=fill.span.version.ref.key, span=fill.span.number)
+            error = failure
+        finally:
+            del self._fills[key]
+            self._metrics.fills_in_flight.set(len(self._fills))
+            fill.finish(error)
+            if error is not None and fill.writer is not None:
+                await fill.writer.discard()
+
+    async def _is_kept(self, span: Span) -> bool:
+        reader = await self._disk.open(span)
+        if reader is None:
+            return False
+        await reader.close()
+        return True
+
+    async def _receive(self, fill: Fill, origin: Origin, opened: OpenedObject | None) -> None:
+        span = fill.span
+        try:
+            if span.version.size_bytes <= self._small_bytes:
+                fill.memory = bytearray()
+            else:
+                fill.writer = await self._disk.begin(span.size_bytes)
+        except FeedrackError:
+            if opened is not None:
+                await opened.close()
+            raise
+        for attempt in range(1, _ATTEMPTS + 1):
+            before = fill.received_bytes
+            try:
+                if opened is None:
+                    wanted = ByteRange(span.start + fill.received_bytes, span.stop)
+                    opened = await origin.open(
+                        span.version.ref, wanted=wanted, if_match=span.version.etag
+                    )
+                await self._drain_into(fill, opened)
+            except TierUnavailable as failure:
+                if attempt == _ATTEMPTS:
+                    raise
+                log.warning(
+                    "fill interrupted",
+                    key=span.version.ref.key,
+                    span=span.number,
+                    received_bytes=fill.received_bytes,
+                    gained_bytes=fill.received_bytes - before,
+                    reason=str(failure),
+                )
+                await asyncio.sleep(_BACKOFF_SECONDS * 2**attempt * self._jitter())
+            else:
+                return
+            finally:
+                if opened is not None:
+                    await opened.close()
+                opened = None
+
+    async def _drain_into(self, fill: Fill, opened: OpenedObject) -> None:
+        """Appends until the span is whole; what the answer carries beyond it is left unread."""
+        size = fill.span.size_bytes
+        if fill.received_bytes >= size:
+            return
+        async for block in opened.blocks():
+            piece = memoryview(block)[: size - fill.received_bytes]
+            if fill.memory is not None:
+                fill.memory += piece
+            else:
+                assert fill.writer is not None  # noqa: S101 - one of the two is set
+                await fill.writer.append(piece)
+            fill.advance(fill.received_bytes + len(piece))
+            if fill.received_bytes == size:
+                return
+        raise TierUnavailable("the origin's answer ended early")
+
+    async def _publish(self, fill: Fill) -> None:
+        if fill.writer is not None:
+            await fill.writer.commit(fill.span)
+            return
+        assert fill.memory is not None  # noqa: S101 - one of the two is set
+        try:
+            await self._disk.keep(fill.span, bytes(fill.memory))
+        except (TierFull, TierUnavailable):
+            # Its followers are served from memory; the disk has counted what it did not keep.
+            log.debug("small object not kept", key=fill.span.version.ref.key)

@@ -1,0 +1,253 @@
+"""GetObject and HeadObject: find the version to answer with, then the nearest bytes of it."""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+import msgspec
+
+from gateway.errors import VersionChanged
+from gateway.model.conditions import UNCONDITIONAL, Conditions, check_read
+from gateway.model.objects import ObjectInfo, ObjectRef, ObjectVersion, PartSpan, Span
+from gateway.model.ranges import ByteRange, RangeSpec, span
+from gateway.store.buckets import Bucket
+from gateway.store.core import Core
+from gateway.store.direct import DirectReader
+from gateway.store.reading import ReadAnswer, SpanSource
+from gateway.tiers.protocol import SpanReader, TierName
+
+T = TypeVar("T")
+
+# How often a read starts over because the object changed before its first byte was found.
+_RESTARTS = 3
+
+
+class Reads(Core):
+    """The reading half of the object service."""
+
+    def __init__(self, **collaborators: Any) -> None:
+        super().__init__(**collaborators)
+        self._questions: dict[tuple[object, ...], asyncio.Task[Any]] = {}
+
+    async def head(
+        self,
+        bucket: str,
+        key: str,
+        *,
+        version_id: str | None = None,
+        wanted: RangeSpec | None = None,
+        part_number: int | None = None,
+        conditions: Conditions = UNCONDITIONAL,
+        checksums: bool = False,
+    ) -> ReadAnswer:
+        """What `get` would answer, without the bytes. Errors as `get`."""
+        where = self.bucket(bucket)
+        ref = where.ref(key, version_id)
+        info, tier, part = await self._look(where, ref, part_number, checksums=checksums)
+        check_read(conditions, info)
+        chosen, partial = _choose(info, wanted, part)
+        return ReadAnswer(info, chosen, partial=partial, part=part, tier=tier)
+
+    async def get(
+        self,
+        bucket: str,
+        key: str,
+        *,
+        version_id: str | None = None,
+        wanted: RangeSpec | None = None,
+        part_number: int | None = None,
+        conditions: Conditions = UNCONDITIONAL,
+        checksums: bool = False,
+    ) -> ReadAnswer:
+        """One version's bytes. `checksums`: the answer should carry those of the whole object.
+
+        Raises NoSuchKey, NoSuchVersion, InvalidRange, InvalidPartNumber, NotModified,
+        PreconditionFailed and TierUnavailable.
+        """
+        where = self.bucket(bucket)
+        ref = where.ref(key, version_id)
+        # A whole read of a key nobody has asked about begins with its bytes: one request to the
+        # origin instead of two. Everything else needs to know the object first.
+        by_bytes = not conditions and part_number is None and self._reaches_first_chunk(wanted)
+        whole = wanted is None and part_number is None
+        for attempt in range(_RESTARTS):
+            info, tier, part = await self._look(
+                where, ref, part_number, checksums=checksums and whole, by_bytes=by_bytes
+            )
+            check_read(conditions, info)
+            chosen, partial = _choose(info, wanted, part)
+            if not chosen.size_bytes:
+                return ReadAnswer(info, chosen, partial=partial, part=part, tier=tier)
+            source = self._source(where, ref, info, chosen)
+            try:
+                first = await source.begin()
+            except VersionChanged:
+                # Written past us since we last looked, and nothing is sent yet: look again.
+                self._versions.end_write(self._versions.begin_write(ref), None)
+                if attempt == _RESTARTS - 1:
+                    raise
+                continue
+            return ReadAnswer(info, chosen, partial=partial, part=part, tier=first, source=source)
+        raise AssertionError("unreachable")
+
+    def _reaches_first_chunk(self, wanted: RangeSpec | None) -> bool:
+        if wanted is None:
+            return True
+        return wanted.first is not None and wanted.first < self._cache.chunk_size
+
+    async def _look(
+        self,
+        bucket: Bucket,
+        ref: ObjectRef,
+        part_number: int | None,
+        *,
+        checksums: bool,
+        by_bytes: bool = False,
+    ) -> tuple[ObjectInfo, TierName, PartSpan | None]:
+        """The version to answer with, where that is known from, and the part asked for."""
+        if part_number is not None:
+            info, part = await bucket.origin.part_span(ref, part_number)
+            return info, "origin", part
+        info_known = self._believed(bucket, ref)
+        if info_known is not None and (info_known.checksums_known or not checksums):
+            return info_known, "disk", None
+        if by_bytes and info_known is None and self._nothing_kept(bucket, ref):
+            return await self._open_unknown(bucket, ref, checksums=checksums), "origin", None
+        return await self._ask(bucket, ref, checksums=checksums), "origin", None
+
+    def _believed(self, bucket: Bucket, ref: ObjectRef) -> ObjectInfo | None:
+        freshness = None if bucket.immutable else bucket.freshness_seconds
+        info = self._versions.trusted(ref, freshness)
+        if info is None and bucket.immutable and not self._versions.generation(ref):
+            info = self._disk.recall(ref)
+        return info
+
+    def _nothing_kept(self, bucket: Bucket, ref: ObjectRef) -> bool:
+        """Whether the bytes must come from the origin in any case."""
+        return (
+            bucket.freshness_seconds > 0
+            and self._disk.accepting
+            and not self._versions.is_kept(ref)
+            and self._disk.recall(ref) is None
+        )
+
+    async def _ask(self, bucket: Bucket, ref: ObjectRef, *, checksums: bool) -> ObjectInfo:
+        """Asks the origin what the key holds now; askers of one moment share the answer."""
+
+        async def ask() -> ObjectInfo:
+            ticket = self._versions.begin_read(ref)
+            try:
+                info = await bucket.origin.head(ref, checksums=checksums)
+                if self._versions.learn(ticket, info):
+                    self._remember_on_disk(ref, info)
+                return info
+            finally:
+                self._versions.end_read(ticket)
+
+        if not bucket.immutable and bucket.freshness_seconds == 0:
+            # "Ask always" means since this request came in: no sharing with an earlier question.
+            return await ask()
+        return await self._share(("head", ref, self._versions.generation(ref), checksums), ask)
+
+    async def _open_unknown(self, bucket: Bucket, ref: ObjectRef, *, checksums: bool) -> ObjectInfo:
+        """Learns what the key holds from the answer that already brings its first chunk."""
+
+        async def open_first() -> ObjectInfo:
+            ticket = self._versions.begin_read(ref)
+            try:
+                opened = await bucket.origin.open(ref, wanted=ByteRange(0, self._cache.chunk_size))
+                info = opened.info
+                version = ObjectVersion(ref, info.etag, info.size_bytes)
+                first = span(version, 0, self._cache.chunk_size)
+                if info.cacheable and info.size_bytes and self._filler.find(first) is None:
+                    self._filler.start(first, bucket.origin, opened)
+                else:
+                    await opened.close()
+                if self._versions.learn(ticket, info):
+                    self._remember_on_disk(ref, info)
+                return info
+            finally:
+                self._versions.end_read(ticket)
+
+        question = ("open", ref, self._versions.generation(ref))
+        if not checksums or not bucket.origin.relays:
+            return await self._share(question, open_first)
+        # S3 leaves checksums out of ranged answers: ask for them meanwhile, not afterwards.
+        ticket = self._versions.begin_read(ref)
+        asking = asyncio.create_task(bucket.origin.head(ref, checksums=True))
+        try:
+            info = await self._share(question, open_first)
+            if not info.checksums_known:
+                info = _with_checksums(info, await asking)
+                if self._versions.learn(ticket, info):
+                    self._remember_on_disk(ref, info)
+            return info
+        finally:
+            self._versions.end_read(ticket)
+            asking.cancel()
+            await asyncio.gather(asking, return_exceptions=True)
+
+    async def _share(
+        self, question: tuple[object, ...], ask: Callable[[], Coroutine[Any, Any, T]]
+    ) -> T:
+        """One task answers all who ask the same now; an asker that leaves cancels nothing."""
+        task: asyncio.Task[T] | None = self._questions.get(question)
+        if task is None:
+            task = asyncio.create_task(ask())
+            self._questions[question] = task
+            task.add_done_callback(lambda _: self._questions.pop(question, None))
+            # Where every asker has left, nobody else would collect its exception.
+            task.add_done_callback(lambda done: done.cancelled() or done.exception())
+        return await asyncio.shield(task)
+
+    def _source(
+        self, bucket: Bucket, ref: ObjectRef, info: ObjectInfo, wanted: ByteRange
+    ) -> SpanSource:
+        version = ObjectVersion(ref, info.etag, info.size_bytes)
+
+        async def open_span(wanted_span: Span, direct: bool) -> SpanReader:
+            if direct or not info.cacheable:
+                return DirectReader(wanted_span, bucket.origin)
+            return await self._open_span(bucket, wanted_span)
+
+        return SpanSource(
+            version, wanted, chunk_size_bytes=self._cache.chunk_size, open_span=open_span
+        )
+
+    async def _open_span(self, bucket: Bucket, wanted: Span) -> SpanReader:
+        """Near before far: the disk, a fill under way, a new fill; the origin alone at last."""
+        following = self._filler.find(wanted)
+        if following is not None:
+            return following
+        kept = await self._disk.open(wanted)
+        if kept is not None:
+            return kept
+        following = self._filler.find(wanted)
+        if following is not None:
+            return following
+        if not self._disk.accepting:
+            return DirectReader(wanted, bucket.origin)
+        return self._filler.start(wanted, bucket.origin)
+
+
+def _choose(
+    info: ObjectInfo, wanted: RangeSpec | None, part: PartSpan | None
+) -> tuple[ByteRange, bool]:
+    """The bytes to answer with, and whether that is a 206."""
+    if part is not None:
+        return ByteRange(part.start, part.stop), True
+    if wanted is not None:
+        return wanted.resolve(info.size_bytes), True
+    return ByteRange(0, info.size_bytes), False
+
+
+def _with_checksums(info: ObjectInfo, asked: ObjectInfo) -> ObjectInfo:
+    """`info` with the checksums of `asked`, if both speak of one version."""
+    if asked.etag != info.etag or asked.size_bytes != info.size_bytes:
+        return info
+    return msgspec.structs.replace(
+        info,
+        checksums=asked.checksums,
+        checksum_type=asked.checksum_type,
+        checksums_known=asked.checksums_known,
+    )

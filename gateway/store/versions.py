@@ -1,0 +1,154 @@
+"""What this node may believe of each key: the current version, and for how long. Pure.
+
+Law 2, "read what was written", rests on three rules kept here and nowhere else:
+
+* A write through us begins before the origin hears of it and ends before the client does. From
+  begin to end nothing remembered of the key is trusted, and every reader asks the origin.
+* What a question to the origin taught is remembered only if no write of that key began or ended
+  since the question was asked: such an answer serves its own reader and is then forgotten.
+* What a write itself taught is remembered only if no other write of the key overlapped it, since
+  the origin alone knows which of two overlapping writes came last.
+
+`generation` counts a key's begins and ends. It exists only while somebody holds a ticket, so the
+table stays as small as what is in flight, plus a bounded number of remembered versions.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable
+
+from msgspec import Struct
+
+from gateway.model.objects import ObjectInfo, ObjectRef
+
+
+class Ticket(Struct, frozen=True, eq=False):
+    """Held from before a question or a write goes to the origin until it is over."""
+
+    ref: ObjectRef
+    generation: int
+    drawn_at: float
+
+
+class _InFlight(Struct):
+    generation: int = 0
+    tickets: int = 0
+    writers: int = 0
+
+
+class _Known(Struct, frozen=True):
+    info: ObjectInfo
+    since: float
+
+
+class VersionTable:
+    """Remembered versions by key and version id, with the right to believe them.
+
+    `now` is a monotonic clock in seconds; `limit` bounds the keys remembered.
+    """
+
+    def __init__(self, *, now: Callable[[], float], limit: int = 65_536) -> None:
+        self._now = now
+        self._limit = limit
+        self._known: OrderedDict[ObjectRef, dict[str | None, _Known]] = OrderedDict()
+        self._in_flight: dict[ObjectRef, _InFlight] = {}
+        self._kept_unseen: OrderedDict[ObjectRef, None] = OrderedDict()
+
+    def trusted(self, ref: ObjectRef, freshness_seconds: float | None) -> ObjectInfo | None:
+        """The version to believe without asking; `freshness_seconds` None believes for ever."""
+        versions = self._known.get(ref.current)
+        known = versions.get(ref.version_id) if versions is not None else None
+        if known is None:
+            return None
+        if freshness_seconds is not None and self._now() - known.since >= freshness_seconds:
+            return None
+        self._known.move_to_end(ref.current)
+        return known.info
+
+    def generation(self, ref: ObjectRef) -> int:
+        """Names the present: two questions asked in one generation may share one answer."""
+        state = self._in_flight.get(ref.current)
+        return state.generation if state is not None else 0
+
+    def begin_read(self, ref: ObjectRef) -> Ticket:
+        """Call before asking the origin; hand the ticket to `learn` and then to `end_read`."""
+        state = self._enter(ref)
+        return Ticket(ref, state.generation, self._now())
+
+    def learn(self, ticket: Ticket, info: ObjectInfo) -> bool:
+        """Remembers the answer if it is still sure to be the last word; says whether it did."""
+        if not self.valid(ticket):
+            return False
+        self._remember(ticket, info)
+        return True
+
+    def valid(self, ticket: Ticket) -> bool:
+        """Whether no write of the key began or ended since the ticket was drawn."""
+        state = self._in_flight.get(ticket.ref.current)
+        return state is not None and not state.writers and state.generation == ticket.generation
+
+    def end_read(self, ticket: Ticket) -> None:
+        self._leave(ticket.ref)
+
+    def begin_write(self, ref: ObjectRef) -> Ticket:
+        """Call before the origin hears of the write. Nothing of the key is trusted from here on."""
+        state = self._enter(ref)
+        state.writers += 1
+        state.generation += 1
+        self._forget(ref)
+        return Ticket(ref, state.generation, self._now())
+
+    def end_write(self, ticket: Ticket, info: ObjectInfo | None) -> bool:
+        """Call before the client is answered. `info`: the version written, None where it is not
+        known or the write failed. Says whether `info` is now remembered."""
+        ref = ticket.ref
+        state = self._in_flight[ref.current]
+        alone = state.generation == ticket.generation
+        state.writers -= 1
+        state.generation += 1
+        self._leave(ref)
+        if info is None or not alone:
+            return False
+        self._remember(ticket, info)
+        return True
+
+    def note_kept(self, ref: ObjectRef) -> None:
+        """Notes that the bytes of the current version are kept though its head was never seen:
+        the next reader should ask for the head alone."""
+        self._kept_unseen[ref.current] = None
+        if len(self._kept_unseen) > self._limit:
+            self._kept_unseen.popitem(last=False)
+
+    def is_kept(self, ref: ObjectRef) -> bool:
+        return ref.current in self._kept_unseen
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def _enter(self, ref: ObjectRef) -> _InFlight:
+        state = self._in_flight.setdefault(ref.current, _InFlight())
+        state.tickets += 1
+        return state
+
+    def _leave(self, ref: ObjectRef) -> None:
+        state = self._in_flight[ref.current]
+        state.tickets -= 1
+        if not state.tickets:
+            del self._in_flight[ref.current]
+
+    def _remember(self, ticket: Ticket, info: ObjectInfo) -> None:
+        ref = ticket.ref
+        self._kept_unseen.pop(ref.current, None)
+        if not info.cacheable:
+            return
+        versions = self._known.setdefault(ref.current, {})
+        # Few versions of one key are read at a time; the bound keeps a history walk from growing.
+        if len(versions) >= 16 and ref.version_id not in versions:
+            versions.pop(next(iter(versions)))
+        versions[ref.version_id] = _Known(info, ticket.drawn_at)
+        self._known.move_to_end(ref.current)
+        if len(self._known) > self._limit:
+            self._known.popitem(last=False)
+
+    def _forget(self, ref: ObjectRef) -> None:
+        self._known.pop(ref.current, None)
+        self._kept_unseen.pop(ref.current, None)
