@@ -5,7 +5,7 @@ If-None-Match over If-Modified-Since.
 """
 
 from collections.abc import Mapping
-from email.utils import parsedate_to_datetime
+from email.utils import formatdate, parsedate_to_datetime
 
 from msgspec import Struct
 
@@ -62,9 +62,9 @@ def check_read(conditions: Conditions, info: ObjectInfo) -> None:
         raise PreconditionFailed(fields={"Condition": "If-Unmodified-Since"})
     if conditions.if_none_match:
         if _any(conditions.if_none_match, info.etag):
-            raise NotModified
+            raise _not_modified(info)
     elif conditions.if_modified_since is not None and modified <= conditions.if_modified_since:
-        raise NotModified
+        raise _not_modified(info)
 
 
 def check_copy_source(conditions: Conditions, info: ObjectInfo) -> None:
@@ -83,6 +83,12 @@ def unquote_etag(value: str) -> str:
     if len(value) >= 2 and value[0] == value[-1] == '"':
         value = value[1:-1]
     return value
+
+
+def _not_modified(info: ObjectInfo) -> NotModified:
+    # RFC 9110 section 15.4.5: a 304 names the version it speaks of.
+    last_modified = formatdate(info.last_modified_ms // 1000, usegmt=True)
+    return NotModified(headers={"etag": f'"{info.etag}"', "last-modified": last_modified})
 
 
 def _etags(header: str | None) -> tuple[str, ...]:
