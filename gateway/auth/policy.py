@@ -77,7 +77,11 @@ def authorise(
 
 
 def _names(patterns: Iterable[str], names: Iterable[str]) -> bool:
-    return any(matches(pattern, name) for pattern in patterns for name in names)
+    for pattern in patterns:
+        for name in names:
+            if matches(pattern, name):
+                return True
+    return False
 
 
 def _holds(patterns: Iterable[str], bucket: str, key: str) -> bool:

@@ -11,10 +11,6 @@ the client to be who it says: strangers cannot fill that memory.
 import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from datetime import UTC, datetime
-from email.utils import parsedate_to_datetime
-from functools import lru_cache
-from hashlib import sha256
 from typing import Literal
 from urllib.parse import unquote
 
@@ -22,7 +18,6 @@ from msgspec import Struct
 
 from gateway.auth.request import RequestHead
 from gateway.auth.signing import (
-    ALGORITHM,
     SERVICE,
     TERMINATOR,
     SigningKey,
@@ -34,11 +29,25 @@ from gateway.auth.signing import (
     string_to_sign,
 )
 from gateway.auth.sigv4_chunks import ChunkSigner
+from gateway.auth.sigv4_parse import (
+    check_algorithm,
+    days_differ,
+    header_timestamp,
+    iso,
+    malformed_header,
+    malformed_query,
+    malformed_scope,
+    no_date,
+    not_signed,
+    parse_authorization,
+    parse_scope,
+    printable,
+    seconds,
+    unsupported,
+)
 from gateway.auth.tenants import Tenant
 from gateway.errors import (
     AccessDenied,
-    AuthorizationHeaderMalformed,
-    AuthorizationQueryParametersError,
     InvalidAccessKeyId,
     InvalidArgument,
     InvalidRequest,
@@ -61,10 +70,8 @@ _STREAMING: Mapping[str, PayloadKind] = {
     "STREAMING-UNSIGNED-PAYLOAD-TRAILER": "unsigned-chunks-trailer",
 }
 _SHA256_HEX = re.compile(r"[0-9a-fA-F]{64}")
-_TIMESTAMP = re.compile(r"[0-9]{8}T[0-9]{6}Z")
 _V4_MARKS = frozenset({"X-Amz-Algorithm", "X-Amz-Credential", "X-Amz-Signature"})
 _V2_MARKS = frozenset({"AWSAccessKeyId", "Signature"})
-_HEADER_PARTS = frozenset({"Credential", "SignedHeaders", "Signature"})
 _QUERY_PARTS = _V4_MARKS | {"X-Amz-Date", "X-Amz-SignedHeaders", "X-Amz-Expires"}
 
 
@@ -216,7 +223,7 @@ class Authenticator:
         access_key, day = parse_scope(text, self._region, malformed)
         tenant = self._tenants.get(access_key)
         if tenant is None:
-            raise InvalidAccessKeyId(fields={"AWSAccessKeyId": access_key})
+            raise InvalidAccessKeyId(fields={"AWSAccessKeyId": printable(access_key)})
         names = tuple(signed_headers.split(";"))
         if "host" not in names:
             raise not_signed(["host"])
@@ -326,8 +333,8 @@ def _verify(
         raise SignatureDoesNotMatch(
             fields={
                 "AWSAccessKeyId": credential.tenant.access_key,
-                "StringToSign": _printable(message),
-                "CanonicalRequest": _printable(canonical_request),
+                "StringToSign": printable(message),
+                "CanonicalRequest": printable(canonical_request),
             }
         )
 
@@ -344,14 +351,9 @@ def _payload(
         raise InvalidArgument(
             f"x-amz-content-sha256 must be UNSIGNED-PAYLOAD, {', '.join(_STREAMING)} or a valid "
             "sha256 value.",
-            fields={"ArgumentName": "x-amz-content-sha256", "ArgumentValue": declared},
+            fields={"ArgumentName": "x-amz-content-sha256", "ArgumentValue": printable(declared)},
         )
     if kind == "unsigned-chunks-trailer":
         return PayloadSigning(kind)
     signer = ChunkSigner(credential.key, timestamp, credential.scope, signature)
     return PayloadSigning(kind, chunks=signer)
-
-
-def _printable(text: str) -> str:
-    """The text as XML can carry it; the client compares it with its own by eye."""
-    return "".join(char if char == "\n" or char.isprintable() else "�" for char in text)

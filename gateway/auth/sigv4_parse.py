@@ -21,6 +21,7 @@ _TIMESTAMP = re.compile(r"[0-9]{8}T[0-9]{6}Z")
 
 
 def parse_authorization(authorization: str) -> tuple[str, str, str]:
+    """Credential, SignedHeaders and Signature of an Authorization header."""
     algorithm, _, rest = authorization.partition(" ")
     check_algorithm(algorithm, header=True)
     parts: dict[str, str] = {}
@@ -38,6 +39,7 @@ def parse_authorization(authorization: str) -> tuple[str, str, str]:
 
 
 def check_algorithm(algorithm: str, *, header: bool = False) -> None:
+    """Nothing where it is AWS4-HMAC-SHA256; `header`: it came in the Authorization header."""
     if algorithm == ALGORITHM:
         return
     if algorithm in ("AWS", "AWS4-ECDSA-P256-SHA256"):
@@ -78,6 +80,7 @@ def parse_scope(
 
 
 def header_timestamp(headers: Mapping[str, str]) -> str:
+    """When the request was signed, as x-amz-date (which `seconds` has yet to judge) or Date say."""
     timestamp = headers.get("x-amz-date")
     if timestamp is not None:
         return timestamp
@@ -85,13 +88,21 @@ def header_timestamp(headers: Mapping[str, str]) -> str:
     if _TIMESTAMP.fullmatch(date):
         return date
     try:
-        return _iso_basic(parsedate_to_datetime(date))
+        moment = parsedate_to_datetime(date)
+        if moment.tzinfo is None:
+            moment = moment.replace(tzinfo=UTC)
+        return moment.astimezone(UTC).strftime("%Y%m%dT%H%M%SZ")
     except (ValueError, TypeError, OverflowError, IndexError) as error:
         raise no_date() from error
 
 
-@lru_cache(maxsize=_REMEMBERED)
 def seconds(timestamp: str) -> int | None:
+    """Seconds since the epoch of an ISO 8601 basic timestamp; None where it is none."""
+    return _seconds(timestamp) if len(timestamp) == 16 else None
+
+
+@lru_cache(maxsize=1024)
+def _seconds(timestamp: str) -> int | None:
     if not _TIMESTAMP.fullmatch(timestamp):
         return None
     try:
@@ -101,11 +112,13 @@ def seconds(timestamp: str) -> int | None:
 
 
 def iso(seconds: float) -> str:
+    """Seconds since the epoch as AWS writes them in errors."""
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def _iso_basic(moment: datetime) -> str:
-    return moment.astimezone(UTC).strftime("%Y%m%dT%H%M%SZ")
+def printable(text: str) -> str:
+    """What a client sent, as XML can carry it."""
+    return "".join([char if char == "\n" or char.isprintable() else "\ufffd" for char in text])
 
 
 def days_differ(day: str, timestamp: str) -> str:
@@ -118,14 +131,14 @@ def days_differ(day: str, timestamp: str) -> str:
 def malformed_header(
     detail: str, fields: Mapping[str, str] | None = None
 ) -> AuthorizationHeaderMalformed:
-    message = f"The authorization header is malformed; {detail}"
+    message = f"The authorization header is malformed; {printable(detail)}"
     return AuthorizationHeaderMalformed(message, fields=fields)
 
 
 def malformed_query(
     detail: str, fields: Mapping[str, str] | None = None
 ) -> AuthorizationQueryParametersError:
-    return AuthorizationQueryParametersError(detail, fields=fields)
+    return AuthorizationQueryParametersError(printable(detail), fields=fields)
 
 
 def malformed_scope(
@@ -137,7 +150,7 @@ def malformed_scope(
 def not_signed(names: Sequence[str]) -> AccessDenied:
     return AccessDenied(
         "There were headers present in the request which were not signed",
-        fields={"HeadersNotSigned": ", ".join(names)},
+        fields={"HeadersNotSigned": printable(", ".join(names))},
     )
 
 
