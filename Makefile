@@ -11,7 +11,7 @@ help:          ## this list
 	@sed -n 's/^\([a-z]*\):.*##/\1\t/p' $(MAKEFILE_LIST)
 
 demo: install  ## the main job on real files, end to end (ARGS=--keep stays up)
-	@$(RUN) python -m gateway.demo $(ARGS)
+	@$(RUN) python -m demo $(ARGS)
 
 test: install clients  ## all tests but those marked hardware and bench
 	$(RUN) pytest -n auto $(ARGS)

@@ -1,0 +1,1 @@
+"""What a training process imports: light, and no server in it. Filled by the issues to come."""

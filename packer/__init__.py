@@ -1,0 +1,1 @@
+"""Packs many small objects into shards. Never imports the gateway."""

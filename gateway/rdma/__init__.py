@@ -1,0 +1,1 @@
+"""Objects over RDMA. Filled by an issue to come."""

@@ -1,0 +1,1 @@
+"""`make demo`: the main job on real files, with nothing else running."""

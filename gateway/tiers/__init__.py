@@ -1,0 +1,1 @@
+"""Where bytes are: local disk, packed shards, origins. One Protocol: `tiers.protocol`."""
