@@ -7,7 +7,7 @@ breaks off, and is never completed from another version.
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 
-from gateway.errors import Corrupt, TierFull, TierUnavailable
+from gateway.errors import Corrupt, TierFull, TierUnavailable, VersionChanged
 from gateway.model.objects import ObjectInfo, ObjectVersion, PartSpan, Span
 from gateway.model.ranges import ByteRange, spans
 from gateway.tiers.protocol import SpanReader, TierName
@@ -60,7 +60,8 @@ class ReadAnswer:
 
 
 class SpanSource:
-    """Reads one range of one version, span by span."""
+    """Reads one range of one version, span by span. `on_changed` hears that the origin holds
+    another version by now, before VersionChanged ends the read."""
 
     def __init__(
         self,
@@ -69,7 +70,9 @@ class SpanSource:
         *,
         chunk_size_bytes: int,
         open_span: OpenSpan,
+        on_changed: Callable[[], None],
     ) -> None:
+        self._on_changed = on_changed
         self._spans = spans(version, wanted, chunk_size_bytes)
         self._stop = wanted.stop
         self._position = wanted.start
@@ -117,6 +120,9 @@ class SpanSource:
                 if failures == _PATIENCE:
                     raise
                 direct = direct or isinstance(error, TierFull)
+            except VersionChanged:
+                self._on_changed()
+                raise
             else:
                 self._position += len(block)
                 return block

@@ -29,6 +29,13 @@ class Reads(Core):
         super().__init__(**collaborators)
         self._questions: dict[tuple[object, ...], asyncio.Task[Any]] = {}
 
+    async def close(self) -> None:
+        questions = list(self._questions.values())
+        for question in questions:
+            question.cancel()
+        await asyncio.gather(*questions, return_exceptions=True)
+        await super().close()
+
     async def head(
         self,
         bucket: str,
@@ -83,7 +90,7 @@ class Reads(Core):
                 first = await source.begin()
             except VersionChanged:
                 # Written past us since we last looked, and nothing is sent yet: look again.
-                self._versions.end_write(self._versions.begin_write(ref), None)
+                await source.close()
                 if attempt == _RESTARTS - 1:
                     raise
                 continue
@@ -211,7 +218,11 @@ class Reads(Core):
             return await self._open_span(bucket, wanted_span)
 
         return SpanSource(
-            version, wanted, chunk_size_bytes=self._cache.chunk_size, open_span=open_span
+            version,
+            wanted,
+            chunk_size_bytes=self._cache.chunk_size,
+            open_span=open_span,
+            on_changed=lambda: self._versions.forget(ref),
         )
 
     async def _open_span(self, bucket: Bucket, wanted: Span) -> SpanReader:

@@ -94,7 +94,7 @@ class VersionTable:
         state = self._enter(ref)
         state.writers += 1
         state.generation += 1
-        self._forget(ref)
+        self._drop(ref)
         return Ticket(ref, state.generation, self._now())
 
     def end_write(self, ticket: Ticket, info: ObjectInfo | None) -> bool:
@@ -102,7 +102,7 @@ class VersionTable:
         known or the write failed. Says whether `info` is now remembered."""
         ref = ticket.ref
         state = self._in_flight[ref.current]
-        alone = state.generation == ticket.generation
+        alone = state.writers == 1 and state.generation == ticket.generation
         state.writers -= 1
         state.generation += 1
         self._leave(ref)
@@ -110,6 +110,10 @@ class VersionTable:
             return False
         self._remember(ticket, info)
         return True
+
+    def forget(self, ref: ObjectRef) -> None:
+        """Believes nothing of the key any more: it was written past us."""
+        self.end_write(self.begin_write(ref), None)
 
     def note_kept(self, ref: ObjectRef) -> None:
         """Notes that the bytes of the current version are kept though its head was never seen:
@@ -149,6 +153,6 @@ class VersionTable:
         if len(self._known) > self._limit:
             self._known.popitem(last=False)
 
-    def _forget(self, ref: ObjectRef) -> None:
+    def _drop(self, ref: ObjectRef) -> None:
         self._known.pop(ref.current, None)
         self._kept_unseen.pop(ref.current, None)
