@@ -1,0 +1,298 @@
+"""The index of what this node holds: one LMDB file, read on the event loop, written in batches.
+
+Reads see every write at once (what is not yet committed is looked up in memory first) and take
+microseconds. Writes are gathered and committed by one thread, synced to disk, so that LMDB's own
+structure survives a power cut; the last commits may then be lost, which the caller must expect.
+Nothing else may open the file: the caller holds a lock on its folder.
+"""
+
+import asyncio
+import errno
+from collections.abc import Awaitable, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TypeVar
+
+import lmdb
+
+from gateway.errors import FeedrackError
+from gateway.index.records import Table
+
+# How long a write that nobody waits for may stay in memory, so that commits are worth their sync.
+_GATHER_SECONDS = 0.25
+_STEP_BYTES = 1024**2
+_SLICE_ENTRIES = 4000
+# Beyond these, what could not be committed is not worth the memory: the caller starts over.
+_MAX_UNCOMMITTED = 200_000
+
+T = TypeVar("T")
+Batch = dict[tuple[Table, bytes], bytes | None]
+
+
+class IndexLost(FeedrackError):  # noqa: N818 - named as the other internal errors are
+    """The index cannot be used any more; start over with an empty one."""
+
+
+class HeldIndex:
+    """The tables of `records.Table` in one file of at most `max_bytes`.
+
+    Built in a thread (`open` reads the file), used on one event loop afterwards. `grow` is asked
+    for room before the file's map is made larger; `on_error` is told of commits that failed (they
+    are tried again by the next `flush`), with an OSError or IndexLost.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        max_bytes: int,
+        *,
+        grow: Callable[[int], Awaitable[bool]],
+        on_error: Callable[[OSError | IndexLost], None],
+    ) -> None:
+        self._path = path
+        self._max_bytes = max_bytes
+        self._grow = grow
+        self._on_error = on_error
+        size_bytes = path.stat().st_size if path.exists() else 0
+        self.map_bytes = max(_rounded(size_bytes), _rounded(min(max_bytes, _STEP_BYTES // 4)))
+        self._environment = open_environment(path, self.map_bytes)
+        try:
+            self._tables = [
+                self._environment.open_db(table.name.lower().encode()) for table in Table
+            ]
+        except lmdb.Error:
+            self._environment.close()
+            raise
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="index")
+        self._turn = asyncio.Lock()
+        self._pending: Batch = {}
+        self._writing: Batch = {}
+        self._wake = asyncio.Event()
+        self._urgent = asyncio.Event()
+        self._waiters: list[asyncio.Future[bool]] = []
+        self._task: asyncio.Task[None] | None = None
+        self._closed = False
+
+    # Reading
+    def get(self, table: Table, key: bytes) -> bytes | None:
+        """The value as last written, committed or not."""
+        where = (table, key)
+        if where in self._pending:
+            return self._pending[where]
+        if where in self._writing:
+            return self._writing[where]
+        return self.committed(table, key)
+
+    def committed(self, table: Table, key: bytes) -> bytes | None:
+        """The value in the file. Safe in any thread of one environment."""
+        with self._environment.begin(self._tables[table]) as transaction:
+            return transaction.get(key)
+
+    def entries(self, table: Table) -> int:
+        """How many entries the file's table has."""
+        with self._environment.begin() as transaction:
+            return int(transaction.stat(self._tables[table])["entries"])
+
+    def used_bytes(self) -> int:
+        """Bytes of the file that hold something; the rest is free for new entries."""
+        pages = 0
+        page_bytes = 4096
+        with self._environment.begin() as transaction:
+            for table in self._tables:
+                stat = transaction.stat(table)
+                page_bytes = stat["psize"]
+                pages += stat["branch_pages"] + stat["leaf_pages"] + stat["overflow_pages"]
+        return int(pages * page_bytes)
+
+    def keys(self, table: Table) -> list[bytes]:
+        """All committed keys. Reads the whole table: for recovery, in a thread."""
+        with (
+            self._environment.begin(self._tables[table]) as transaction,
+            transaction.cursor() as cursor,
+        ):
+            return list(cursor.iternext(keys=True, values=False))
+
+    async def scan(
+        self, table: Table, visit: Callable[[bytes, bytes], None], *, limit: int | None = None
+    ) -> None:
+        """Shows `visit` every committed entry, in a thread, in slices between commits."""
+        after = b""
+        seen = 0
+        while limit is None or seen < limit:
+            count, after = await self._run(self._visit, table, after, visit)
+            seen += count
+            if count < _SLICE_ENTRIES:
+                return
+
+    # Writing
+    def put(self, table: Table, key: bytes, value: bytes) -> None:
+        """Seen by every read from now on; committed a little later."""
+        self._write(table, key, value)
+
+    def delete(self, table: Table, key: bytes) -> None:
+        """As `put`; a key that is not there is no error."""
+        self._write(table, key, None)
+
+    async def flush(self) -> bool:
+        """Commits what was written so far; False where that failed (and `on_error` knows)."""
+        if self._closed:
+            return False
+        if not self._pending and not self._writing:
+            return True
+        waiter: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self._waiters.append(waiter)
+        self._urgent.set()
+        self._start()
+        return await waiter
+
+    async def close(self) -> bool:
+        """Commits and closes; whether everything is in the file."""
+        whole = await self.flush()
+        self._closed = True
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        for waiter in self._waiters:
+            if not waiter.done():
+                waiter.set_result(False)
+        async with self._turn:
+            self._thread.shutdown(wait=True)
+            self._environment.close()
+        return whole
+
+    def _write(self, table: Table, key: bytes, value: bytes | None) -> None:
+        if self._closed:
+            return
+        self._pending[table, key] = value
+        self._start()
+
+    def _start(self) -> None:
+        self._wake.set()
+        if self._task is None:
+            self._task = asyncio.get_running_loop().create_task(self._commits())
+
+    async def _commits(self) -> None:
+        while True:
+            await self._wake.wait()
+            if not self._waiters:
+                try:
+                    await asyncio.wait_for(self._urgent.wait(), _GATHER_SECONDS)
+                except TimeoutError:
+                    pass
+            self._wake.clear()
+            self._urgent.clear()
+            waiters, self._waiters = self._waiters, []
+            whole = await self._commit()
+            for waiter in waiters:
+                if not waiter.done():
+                    waiter.set_result(whole)
+
+    async def _commit(self) -> bool:
+        self._writing, self._pending = self._pending, {}
+        if not self._writing:
+            return True
+        try:
+            await self._store(self._writing)
+        except (OSError, IndexLost) as error:
+            # Newer writes win over those that did not get through.
+            self._pending = self._writing | self._pending
+            self._writing = {}
+            if len(self._pending) > _MAX_UNCOMMITTED:
+                self._on_error(IndexLost("too much could not be committed"))
+            else:
+                self._on_error(error)
+            return False
+        self._writing = {}
+        return True
+
+    async def _store(self, batch: Batch) -> None:
+        while True:
+            try:
+                await self._run(self._transact, batch)
+            except lmdb.MapFullError as error:
+                step = min(max(_STEP_BYTES, self.map_bytes // 4), self._max_bytes - self.map_bytes)
+                step -= step % 4096
+                if step <= 0 or not await self._grow(step):
+                    raise IndexLost("the index is full") from error
+                # The map may move only while no transaction is open: none is on this thread, and
+                # the turn keeps the other one idle.
+                async with self._turn:
+                    self._environment.set_mapsize(self.map_bytes + step)
+                    self.map_bytes += step
+            except lmdb.Error as error:
+                raise translated(error, self._path) from error
+            else:
+                return
+
+    def _transact(self, batch: Batch) -> None:
+        with self._environment.begin(write=True) as transaction:
+            for (table, key), value in batch.items():
+                if value is None:
+                    transaction.delete(key, db=self._tables[table])
+                else:
+                    transaction.put(key, value, db=self._tables[table])
+
+    def _visit(
+        self, table: Table, after: bytes, visit: Callable[[bytes, bytes], None]
+    ) -> tuple[int, bytes]:
+        count = 0
+        for key, value in self._entries_after(table, after):
+            visit(key, value)
+            count += 1
+            after = key
+        return count, after
+
+    def _entries_after(self, table: Table, after: bytes) -> Iterator[tuple[bytes, bytes]]:
+        with (
+            self._environment.begin(self._tables[table]) as transaction,
+            transaction.cursor() as cursor,
+        ):
+            there = cursor.set_range(after) if after else cursor.first()
+            if there and after and cursor.key() == after:
+                there = cursor.next()
+            for _ in range(_SLICE_ENTRIES):
+                if not there:
+                    return
+                yield cursor.item()
+                there = cursor.next()
+
+    async def _run(self, function: Callable[..., T], *arguments: object) -> T:
+        async with self._turn:
+            future = asyncio.get_running_loop().run_in_executor(self._thread, function, *arguments)
+            try:
+                return await asyncio.shield(future)
+            except asyncio.CancelledError:
+                # The turn ends only when the thread is idle again.
+                await asyncio.wait([future])
+                raise
+
+
+def open_environment(path: Path, map_bytes: int) -> lmdb.Environment:
+    """The index file as LMDB opens it. lmdb.Error where it cannot be.
+
+    Without metasync a power cut may undo the last commits but never breaks the file.
+    """
+    return lmdb.open(
+        str(path),
+        subdir=False,
+        map_size=map_bytes,
+        metasync=False,
+        max_dbs=len(Table),
+        max_readers=8,
+        max_spare_txns=2,
+        readahead=False,
+    )
+
+
+def translated(error: lmdb.Error, path: Path) -> OSError | IndexLost:
+    """LMDB's error as what it means: the disk's error, or a file that is no good any more."""
+    code = error.code
+    if code <= 0 or code == errno.EINVAL:
+        return IndexLost(str(error))
+    if code == errno.EACCES:
+        code = errno.EROFS
+    return OSError(code, error.reason, str(path))
+
+
+def _rounded(size_bytes: int) -> int:
+    return -(-size_bytes // 65_536) * 65_536

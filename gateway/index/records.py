@@ -1,0 +1,208 @@
+"""What the index of this node says of objects, chunks and small objects, and under which keys.
+
+Object keys may be longer than LMDB's 511 bytes, so everything is filed under hashes and carries
+its full name, which is compared at every look-up. Values are MessagePack. A value that does not
+decode is treated as absent: the cache can always ask again.
+"""
+
+import struct
+from enum import IntEnum
+from hashlib import blake2b
+from typing import TypeVar
+
+import msgspec
+from msgspec import Struct
+
+from gateway.model.objects import ObjectInfo, ObjectRef, ObjectVersion, Span
+
+BLOCK_BYTES = 65_536
+# Versions of one key remembered by version id; beyond, the oldest are forgotten.
+_MAX_VERSIONS = 16
+
+_SUMS = struct.Struct("<Q")
+_ENTRY = struct.Struct("<16sII")
+_EXTENT_KEY = struct.Struct(">II")
+
+
+class Table(IntEnum):
+    """The tables of the index."""
+
+    OBJECTS = 0
+    CHUNKS = 1
+    SMALL = 2
+    EXTENTS = 3
+
+
+class Name(Struct, frozen=True, array_like=True):
+    """The full name of an object version; keys as bytes, since not every key is valid UTF-8."""
+
+    origin: str
+    bucket: bytes
+    key: bytes
+    version_id: bytes | None
+    etag: str
+    object_bytes: int
+
+
+class ChunkRecord(Struct, frozen=True, array_like=True):
+    """One chunk in a file of its own. `sums`: the XXH3-64 of each 64 KiB block, 8 bytes each."""
+
+    name: Name
+    size_bytes: int
+    sums: bytes
+
+
+class SmallRecord(Struct, frozen=True, array_like=True):
+    """One small object: `size_bytes` from `offset` of shard `shard`, number `ordinal` of its
+    extent. `sum` is the XXH3-64 of all its bytes."""
+
+    name: Name
+    shard: int
+    extent: int
+    ordinal: int
+    offset: int
+    size_bytes: int
+    sum: int
+
+
+class Remembered(Struct, frozen=True, array_like=True):
+    """What is remembered of one version id of a key (None: the current version)."""
+
+    version_id: bytes | None
+    info: ObjectInfo
+
+
+class ObjectRecord(Struct, frozen=True, array_like=True):
+    """Everything remembered of one key."""
+
+    origin: str
+    bucket: bytes
+    key: bytes
+    versions: tuple[Remembered, ...]
+
+
+class ExtentEntry(Struct, frozen=True):
+    """One object of an extent: the digest of its version, and where in the file it lies."""
+
+    digest: bytes
+    offset: int
+    size_bytes: int
+
+
+R = TypeVar("R")
+_encoder = msgspec.msgpack.Encoder()
+decode_chunk = msgspec.msgpack.Decoder(ChunkRecord).decode
+decode_small = msgspec.msgpack.Decoder(SmallRecord).decode
+decode_object = msgspec.msgpack.Decoder(ObjectRecord).decode
+
+
+def encode(record: ChunkRecord | SmallRecord | ObjectRecord) -> bytes:
+    """A record's bytes. UnicodeEncodeError where a text in it is not valid Unicode."""
+    return _encoder.encode(record)
+
+
+def object_key(ref: ObjectRef) -> bytes:
+    """Where what is remembered of a key is filed, whatever the version id."""
+    digest = blake2b(digest_size=16)
+    for part in (ref.origin, ref.bucket, ref.key):
+        raw = raw_text(part)
+        digest.update(len(raw).to_bytes(4, "big"))
+        digest.update(raw)
+    return digest.digest()
+
+
+def chunk_key(digest: bytes, number: int) -> bytes:
+    """Where a chunk is filed: the chunks of a version are neighbours."""
+    return digest + number.to_bytes(4, "big")
+
+
+def extent_key(shard: int, extent: int) -> bytes:
+    """Where the list of an extent's objects is filed."""
+    return _EXTENT_KEY.pack(shard, extent)
+
+
+def raw_text(text: str) -> bytes:
+    """UTF-8, lone surrogates included: keys come from clients."""
+    return text.encode("utf-8", "surrogatepass")
+
+
+def name_of(version: ObjectVersion) -> Name:
+    """The full name of a version."""
+    ref = version.ref
+    return Name(
+        ref.origin,
+        raw_text(ref.bucket),
+        raw_text(ref.key),
+        None if ref.version_id is None else raw_text(ref.version_id),
+        version.etag,
+        version.size_bytes,
+    )
+
+
+def is_of(record: ChunkRecord | SmallRecord, span: Span) -> bool:
+    """Whether the record is the span's: hashes may collide, sizes may be of another setting."""
+    return record.size_bytes == span.size_bytes and record.name == name_of(span.version)
+
+
+def find(record: ObjectRecord, ref: ObjectRef) -> ObjectInfo | None:
+    """What the record says of `ref`; None where it is of another key."""
+    if (record.origin, record.bucket, record.key) != (
+        ref.origin,
+        raw_text(ref.bucket),
+        raw_text(ref.key),
+    ):
+        return None
+    wanted = None if ref.version_id is None else raw_text(ref.version_id)
+    for remembered in record.versions:
+        if remembered.version_id == wanted:
+            return remembered.info
+    return None
+
+
+def with_info(record: ObjectRecord | None, ref: ObjectRef, info: ObjectInfo) -> ObjectRecord:
+    """The record with what is now known of `ref`, the newest first."""
+    wanted = None if ref.version_id is None else raw_text(ref.version_id)
+    others: tuple[Remembered, ...] = ()
+    if record is not None and record.key == raw_text(ref.key):
+        others = tuple(old for old in record.versions if old.version_id != wanted)
+    return ObjectRecord(
+        ref.origin,
+        raw_text(ref.bucket),
+        raw_text(ref.key),
+        (Remembered(wanted, info), *others)[:_MAX_VERSIONS],
+    )
+
+
+def version_of(ref: ObjectRef, remembered: Remembered) -> ObjectVersion:
+    """The object version that a remembered entry of `ref`'s key describes."""
+    raw = remembered.version_id
+    version_id = None if raw is None else raw.decode("utf-8", "surrogatepass")
+    info = remembered.info
+    return ObjectVersion(
+        ObjectRef(ref.origin, ref.bucket, ref.key, version_id), info.etag, info.size_bytes
+    )
+
+
+def pack_sums(sums: list[int]) -> bytes:
+    """Block checksums as they lie in a record."""
+    return struct.pack(f"<{len(sums)}Q", *sums)
+
+
+def block_sum(sums: bytes, block: int) -> int:
+    """The checksum of one block. IndexError where there is none."""
+    if not 0 <= block < len(sums) // _SUMS.size:
+        raise IndexError(block)
+    value: int = _SUMS.unpack_from(sums, block * _SUMS.size)[0]
+    return value
+
+
+def pack_entries(entries: list[ExtentEntry]) -> bytes:
+    """The list of an extent's objects as it lies in the index."""
+    return b"".join(_ENTRY.pack(entry.digest, entry.offset, entry.size_bytes) for entry in entries)
+
+
+def unpack_entries(raw: bytes) -> list[ExtentEntry]:
+    """What `pack_entries` made; nothing where the bytes are not such a list."""
+    if len(raw) % _ENTRY.size:
+        return []
+    return [ExtentEntry(*fields) for fields in _ENTRY.iter_unpack(raw)]
