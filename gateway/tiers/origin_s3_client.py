@@ -45,7 +45,8 @@ class _Call:
         self.stream = stream
 
 
-_CALL: ContextVar[_Call] = ContextVar("call", default=_Call({}, None))
+_CALL: ContextVar[_Call] = ContextVar("call")
+_PLAIN = _Call({}, None)
 
 
 class S3Connection:
@@ -187,11 +188,11 @@ def _client_config(config: S3OriginConfig) -> AioConfig:
 
 
 def _add_headers(params: dict[str, Any], **_: Any) -> None:
-    params["headers"].update(_CALL.get().headers)
+    params["headers"].update(_CALL.get(_PLAIN).headers)
 
 
 def _choose_payload_hash(request: AWSRequest, operation_name: str, **_: Any) -> None:
-    stream = _CALL.get().stream
+    stream = _CALL.get(_PLAIN).stream
     if stream is not None and stream.trailing is not None:
         request.context["checksum"] = trailing_checksum(stream.trailing)
     elif operation_name in _WITH_MD5 and isinstance(request.data, bytes):
@@ -202,5 +203,5 @@ def _choose_payload_hash(request: AWSRequest, operation_name: str, **_: Any) -> 
 
 def _refuse_to_resend(**_: Any) -> bool | None:
     """False, which ends the retries, once a streamed body has been begun."""
-    stream = _CALL.get().stream
+    stream = _CALL.get(_PLAIN).stream
     return False if stream is not None and stream.started else None

@@ -76,7 +76,7 @@ def from_answer(
     """The error that stands for an origin's error answer. `headers` have lower-case names."""
     if code in _CREDENTIALS:
         return _not_ours_to_fix(asked, f"refuses this gateway's credentials: {code}: {message}")
-    if code in _MOVED or 300 <= status < 400 and status != 304:
+    if code in _MOVED or (300 <= status < 400 and status != 304):
         region = headers.get("x-amz-bucket-region", "another region")
         return _not_ours_to_fix(asked, f"says that bucket {asked.bucket} is in {region}")
     if code in _BUSY or status == 429 or (status >= 500 and status != 501):

@@ -120,7 +120,7 @@ def write_conditions(conditions: WriteConditions) -> dict[str, str]:
     return headers
 
 
-def source_conditions(conditions: Conditions) -> dict[str, str]:
+def copy_source_conditions(conditions: Conditions) -> dict[str, str]:
     """The conditions on a copy's source."""
     headers = {}
     if conditions.if_match:

@@ -200,9 +200,7 @@ class Reading(S3Connection):
             self._metrics.origin_errors.labels("GetObject").inc()
             return unreachable(asked, error)
 
-        return S3Opened(
-            info, covered, wanted, response, self._metrics.origin_read_bytes.inc, fail
-        )
+        return S3Opened(info, covered, wanted, response, self._metrics.origin_read_bytes.inc, fail)
 
     async def _open_nothing(
         self, ref: ObjectRef, start: int, headers: Mapping[str, str]

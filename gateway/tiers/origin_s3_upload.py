@@ -60,7 +60,7 @@ class UploadStream:
     def __aiter__(self) -> AsyncIterator[bytes]:
         return self._blocks() if self.trailing is None else self._chunks(self.trailing)
 
-    def read(self, size: int = -1) -> bytes:
+    def read(self) -> bytes:
         raise io.UnsupportedOperation("an upload is iterated over")
 
     def seek(self, offset: int, whence: int = 0) -> int:

@@ -9,9 +9,9 @@ from gateway.model.conditions import Conditions, WriteConditions
 from gateway.model.objects import DeleteResult, ObjectRef, PutResult
 from gateway.tiers.origin_s3_client import S3Connection, address, fields
 from gateway.tiers.origin_s3_headers import (
+    copy_source_conditions,
     outgoing,
     put_result,
-    source_conditions,
     write_conditions,
 )
 from gateway.tiers.origin_s3_upload import UploadStream, payload
@@ -47,7 +47,7 @@ class Writing(S3Connection):
         checksum_algorithm: str | None,
     ) -> PutResult:
         sent = _copy_headers(headers, tagging, checksum_algorithm)
-        sent |= _source_conditions(source_conditions) | write_conditions(conditions)
+        sent |= copy_source_conditions(source_conditions) | write_conditions(conditions)
         call = self._client.copy_object(**address(target), CopySource=copy_source(source))
         answer = await self._send("CopyObject", call, ref=target, headers=sent)
         return put_result(fields(answer), answer["CopyObjectResult"])
@@ -79,7 +79,7 @@ class Writing(S3Connection):
         together = [wanted for wanted in objects if _fits_xml(wanted[0])]
         results = await self._delete_together(bucket, together) if together else {}
         for wanted in objects:
-            if wanted not in results:
+            if not _fits_xml(wanted[0]):
                 results[wanted] = await self._delete_one(bucket, *wanted)
         return [results[wanted] for wanted in objects]
 
@@ -125,24 +125,24 @@ class Writing(S3Connection):
         ]
         call = self._client.delete_objects(Bucket=bucket, Delete={"Objects": named, "Quiet": False})
         answer = await self._send("DeleteObjects", call, bucket=bucket)
-        results: dict[tuple[str, str | None], DeleteResult] = {}
+        told: dict[tuple[str, str | None], DeleteResult] = {}
         for done in answer.get("Deleted", []):
-            result = DeleteResult(
-                key=done["Key"],
-                version_id=done.get("VersionId"),
+            key, version_id = done["Key"], done.get("VersionId")
+            told[key, version_id] = told[key, None] = DeleteResult(
+                key=key,
+                version_id=version_id,
                 delete_marker=done.get("DeleteMarker", False),
                 delete_marker_version_id=done.get("DeleteMarkerVersionId"),
             )
-            results[result.key, result.version_id] = result
         for failed in answer.get("Errors", []):
-            result = DeleteResult(
-                key=failed.get("Key", ""),
-                version_id=failed.get("VersionId"),
+            key, version_id = failed.get("Key", ""), failed.get("VersionId")
+            told[key, version_id] = told[key, None] = DeleteResult(
+                key=key,
+                version_id=version_id,
                 error_code=failed.get("Code", InternalError.code),
                 error_message=failed.get("Message", ""),
             )
-            results[result.key, result.version_id] = result
-        return results
+        return {wanted: told.get(wanted) or _untold(*wanted) for wanted in objects}
 
     async def _delete_one(self, bucket: str, key: str, version_id: str | None) -> DeleteResult:
         try:
@@ -158,13 +158,18 @@ class Writing(S3Connection):
             )
 
 
+def _untold(key: str, version_id: str | None) -> DeleteResult:
+    return DeleteResult(
+        key=key,
+        version_id=version_id,
+        error_code=InternalError.code,
+        error_message="The origin did not say what became of this key.",
+    )
+
+
 def copy_source(ref: ObjectRef) -> Any:
     """The source of a copy as botocore takes it, which also encodes it."""
     return address(ref)
-
-
-def _source_conditions(conditions: Conditions) -> dict[str, str]:
-    return source_conditions(conditions)
 
 
 def _copy_headers(
