@@ -165,13 +165,17 @@ def _without_aws_chunked(value: str) -> str:
 
 
 def _checksum_type(headers: Mapping[str, str]) -> ChecksumType | None:
+    """As the origin says; one that does not gives it away by a composite value's "-N"."""
+    values = checksums(headers).values()
     match headers.get("x-amz-checksum-type"):
         case "FULL_OBJECT":
             return "FULL_OBJECT"
         case "COMPOSITE":
             return "COMPOSITE"
-        case _:
+        case _ if not values:
             return None
+        case _:
+            return "COMPOSITE" if any("-" in value for value in values) else "FULL_OBJECT"
 
 
 def _date_ms(value: str) -> int:

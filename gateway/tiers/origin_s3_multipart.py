@@ -142,17 +142,19 @@ class Multipart(Writing):
         def plain(key: str) -> str:
             return unquote(key) if encoded else key
 
+        uploads = [
+            UploadEntry(
+                key=plain(upload["Key"]),
+                upload_id=upload["UploadId"],
+                initiated_ms=datetime_ms(upload["Initiated"]),
+                storage_class=upload.get("StorageClass", "STANDARD"),
+            )
+            for upload in answer.get("Uploads", [])
+        ]
         more = answer.get("IsTruncated", False)
         return UploadPage(
-            uploads=tuple(
-                UploadEntry(
-                    key=plain(upload["Key"]),
-                    upload_id=upload["UploadId"],
-                    initiated_ms=datetime_ms(upload["Initiated"]),
-                    storage_class=upload.get("StorageClass", "STANDARD"),
-                )
-                for upload in answer.get("Uploads", [])
-            ),
+            # By key and then by time, as S3 orders them and others do not always.
+            uploads=tuple(sorted(uploads, key=lambda row: (row.key.encode(), row.initiated_ms))),
             common_prefixes=tuple(
                 plain(common["Prefix"]) for common in answer.get("CommonPrefixes", [])
             ),

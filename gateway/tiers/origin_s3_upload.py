@@ -46,6 +46,7 @@ class UploadStream:
             return {"content-length": str(length_bytes)}
         encodings = [content_encoding] if content_encoding else []
         return {
+            "x-amz-sdk-checksum-algorithm": self.trailing,
             "content-encoding": ",".join([*encodings, "aws-chunked"]),
             "content-length": str(chunked_length_bytes(length_bytes, self.trailing)),
             "x-amz-decoded-content-length": str(length_bytes),
@@ -126,14 +127,13 @@ class Payload:
 
 async def payload(body: Body, content_encoding: str | None, stall_seconds: float) -> Payload:
     """The body as it is to be sent. Raises what the body raises."""
-    announced = dict(checksum_headers(body.announced_checksums))
-    if body.content_md5 is not None:
-        announced["content-md5"] = body.content_md5
+    headers = {} if body.content_md5 is None else {"content-md5": body.content_md5}
     if body.length_bytes <= BUFFERED_BYTES:
         data = await _whole(body)
-        return Payload(data, announced | checksum_headers(body.checksums))
+        return Payload(data, headers | _checksum_headers(body.checksums))
     stream = UploadStream(body, stall_seconds)
-    return Payload(stream, announced | stream.headers(content_encoding))
+    headers |= _checksum_headers(body.announced_checksums)
+    return Payload(stream, headers | stream.headers(content_encoding))
 
 
 def chunked_length_bytes(length_bytes: int, algorithm: str) -> int:
@@ -152,6 +152,12 @@ async def _whole(body: Body) -> bytes:
     if len(data) != body.length_bytes:
         raise IncompleteBody
     return data
+
+
+def _checksum_headers(values: Mapping[str, str]) -> dict[str, str]:
+    """The checksums and, as SDKs do and some origins expect, the name of their algorithm."""
+    named = {"x-amz-sdk-checksum-algorithm": algorithm for algorithm in values}
+    return named | checksum_headers(values)
 
 
 def _framed_bytes(size_bytes: int) -> int:
