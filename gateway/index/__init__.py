@@ -1,1 +1,1 @@
-"""What this node holds, and who holds what."""
+"""What this node holds."""

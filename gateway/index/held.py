@@ -10,6 +10,7 @@ import asyncio
 import errno
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
@@ -175,10 +176,8 @@ class HeldIndex:
         while True:
             await self._wake.wait()
             if not self._waiters:
-                try:
+                with suppress(TimeoutError):
                     await asyncio.wait_for(self._urgent.wait(), _GATHER_SECONDS)
-                except TimeoutError:
-                    pass
             self._wake.clear()
             self._urgent.clear()
             waiters, self._waiters = self._waiters, []

@@ -1,0 +1,197 @@
+"""Open files of the cache, shared by their readers, and reads that never stall the event loop.
+
+What lies in the page cache is read at once (`preadv2` with RWF_NOWAIT, a few microseconds); what
+does not is read by a thread. File systems without RWF_NOWAIT always use threads.
+"""
+
+import asyncio
+import errno
+import os
+from collections import OrderedDict
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TypeVar
+
+from gateway.errors import TierUnavailable
+
+_KEEP_OPEN = 256
+_READ_THREADS = 16
+_WRITE_THREADS = 8
+
+T = TypeVar("T")
+
+
+class DiskThreads:
+    """Two pools, so that a burst of writes does not queue up before the reads."""
+
+    def __init__(self) -> None:
+        self._reading = ThreadPoolExecutor(_READ_THREADS, thread_name_prefix="disk-read")
+        self._writing = ThreadPoolExecutor(_WRITE_THREADS, thread_name_prefix="disk-write")
+
+    def read(self, function: Callable[..., T], *arguments: object) -> asyncio.Future[T]:
+        """Runs in a reading thread, to its end even if the waiter is cancelled."""
+        return self._submit(self._reading, function, *arguments)
+
+    def write(self, function: Callable[..., T], *arguments: object) -> asyncio.Future[T]:
+        """As `read`, in a writing thread."""
+        return self._submit(self._writing, function, *arguments)
+
+    def close(self) -> None:
+        """Waits for what is running."""
+        self._reading.shutdown(wait=True)
+        self._writing.shutdown(wait=True)
+
+    def _submit(
+        self, pool: ThreadPoolExecutor, function: Callable[..., T], *arguments: object
+    ) -> asyncio.Future[T]:
+        return asyncio.get_running_loop().run_in_executor(pool, function, *arguments)
+
+
+class OpenFile:
+    """A descriptor and who uses it. Use between `OpenFiles.acquire` and `release` only."""
+
+    __slots__ = ("descriptor", "on_closed", "path", "users", "wanted")
+
+    def __init__(self, path: Path, descriptor: int) -> None:
+        self.path = path
+        self.descriptor = descriptor
+        self.users = 1
+        self.wanted = True
+        self.on_closed: list[Callable[[], None]] = []
+
+
+class OpenFiles:
+    """Files by path; those not in use stay open while they are among the last few used."""
+
+    def __init__(self, threads: DiskThreads, *, keep_open: int = _KEEP_OPEN) -> None:
+        self._threads = threads
+        self._keep_open = keep_open
+        self._files: OrderedDict[Path, OpenFile] = OrderedDict()
+        self._nowait = True
+
+    def cached(self, path: Path) -> OpenFile | None:
+        """The file if it is open, now used by the caller too."""
+        file = self._files.get(path)
+        if file is not None:
+            file.users += 1
+            self._files.move_to_end(path)
+        return file
+
+    async def acquire(self, path: Path, flags: int = os.O_RDONLY, mode: int = 0o600) -> OpenFile:
+        """The file, opened if need be. OSError where it cannot be; TierUnavailable where the
+        process has no descriptor left. One path is always opened with the same flags."""
+        file = self.cached(path)
+        if file is not None:
+            return file
+        opening = self._threads.read(os.open, path, flags | os.O_CLOEXEC, mode)
+        try:
+            descriptor = await asyncio.shield(opening)
+        except asyncio.CancelledError:
+            opening.add_done_callback(_close_result)
+            raise
+        except OSError as error:
+            if error.errno in (errno.EMFILE, errno.ENFILE):
+                raise TierUnavailable("no file descriptor is left") from error
+            raise
+        file = self.cached(path)
+        if file is not None:
+            os.close(descriptor)
+            return file
+        file = self._files[path] = OpenFile(path, descriptor)
+        self._shrink()
+        return file
+
+    def release(self, file: OpenFile) -> None:
+        """Ends one use."""
+        file.users -= 1
+        if file.users == 0:
+            if not file.wanted:
+                self._close(file)
+            else:
+                self._shrink()
+
+    def rename(self, old: Path, new: Path) -> None:
+        """Tells that a file has another name now, perhaps in place of another file."""
+        file = self._files.pop(old, None)
+        self.drop(new)
+        if file is not None:
+            file.path = new
+            self._files[new] = file
+
+    def drop(self, path: Path, on_closed: Callable[[], None] | None = None) -> None:
+        """Lets go of a file that was removed; `on_closed` once nobody has it open any more."""
+        file = self._files.pop(path, None)
+        if file is None:
+            if on_closed is not None:
+                on_closed()
+            return
+        if on_closed is not None:
+            file.on_closed.append(on_closed)
+        file.wanted = False
+        if file.users == 0:
+            self._close(file)
+
+    def close(self) -> None:
+        """Closes what is not in use, and the rest as soon as it is not."""
+        for path in list(self._files):
+            self.drop(path)
+
+    async def read(self, file: OpenFile, offset: int, size_bytes: int) -> bytearray | bytes:
+        """`size_bytes` from `offset`, fewer only at the file's end. OSError."""
+        if self._nowait:
+            block = bytearray(size_bytes)
+            try:
+                if os.preadv(file.descriptor, (block,), offset, os.RWF_NOWAIT) == size_bytes:
+                    return block
+            except BlockingIOError:
+                pass  # Not in the page cache.
+            except OSError as error:
+                if error.errno != errno.EOPNOTSUPP:
+                    raise
+                self._nowait = False
+        return await self.run(file, _read_fully, file.descriptor, offset, size_bytes)
+
+    async def run(self, file: OpenFile, function: Callable[..., T], *arguments: object) -> T:
+        """Runs a reading function in a thread; the file stays open until it is through, even if
+        the waiter is cancelled."""
+        file.users += 1
+        future = self._threads.read(function, *arguments)
+        future.add_done_callback(lambda _: self.release(file))
+        return await asyncio.shield(future)
+
+    def _shrink(self) -> None:
+        excess = len(self._files) - self._keep_open
+        if excess <= 0:
+            return
+        for path in [path for path, file in self._files.items() if file.users == 0][:excess]:
+            self.drop(path)
+
+    def _close(self, file: OpenFile) -> None:
+        if not file.on_closed:
+            os.close(file.descriptor)
+            return
+        # The last close of a removed file frees its blocks, which takes a while.
+        closing = self._threads.write(os.close, file.descriptor)
+        for call in file.on_closed:
+            closing.add_done_callback(lambda _, call=call: call())
+
+
+def _read_fully(descriptor: int, offset: int, size_bytes: int) -> bytes:
+    block = os.pread(descriptor, size_bytes, offset)
+    if len(block) == size_bytes or not block:
+        return block
+    pieces = [block]
+    got = len(block)
+    while got < size_bytes:
+        block = os.pread(descriptor, size_bytes - got, offset + got)
+        if not block:
+            break
+        pieces.append(block)
+        got += len(block)
+    return b"".join(pieces)
+
+
+def _close_result(opening: "asyncio.Future[int]") -> None:
+    if not opening.cancelled() and opening.exception() is None:
+        os.close(opening.result())
