@@ -1,0 +1,56 @@
+"""The objects that are read and written: bytes that anybody can make again from a number.
+
+Each block of 1 MiB begins with the object's number and its own, so that neither a chunk in the
+wrong place nor another object's chunk can pass for the right one.
+"""
+
+import os
+import random
+import struct
+import time
+from collections.abc import Iterator
+from functools import lru_cache
+from hashlib import sha256
+from pathlib import Path
+
+BLOCK_BYTES = 1024**2
+_BASE = random.Random(2).randbytes(BLOCK_BYTES)
+_STAMP = struct.Struct(">QQ")
+# A file that changed a moment ago may change again: caches are right to be wary of it.
+_AGE_SECONDS = 3600
+
+
+def key(prefix: str, number: int) -> str:
+    return f"{prefix}/{number:06d}"
+
+
+def blocks(number: int, size_bytes: int) -> Iterator[bytes]:
+    """The bytes of object `number`, in blocks of 1 MiB but for the last."""
+    for start in range(0, size_bytes, BLOCK_BYTES):
+        block = _STAMP.pack(number, start // BLOCK_BYTES) + _BASE[_STAMP.size :]
+        yield block[: size_bytes - start]
+
+
+@lru_cache(maxsize=8)
+def content(size_bytes: int) -> bytes:
+    """Object number 0 as a whole: what is uploaded, under whatever key."""
+    return b"".join(blocks(0, size_bytes))
+
+
+@lru_cache(maxsize=65_536)
+def sha256_hex(number: int, size_bytes: int) -> str:
+    digest = sha256()
+    for block in blocks(number, size_bytes):
+        digest.update(block)
+    return digest.hexdigest()
+
+
+def write_files(folder: Path, prefix: str, count: int, size_bytes: int) -> None:
+    """Objects 0 to `count` - 1 as files under `folder`, an hour old."""
+    changed = time.time() - _AGE_SECONDS
+    for number in range(count):
+        path = folder / key(prefix, number)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("wb") as file:
+            file.writelines(blocks(number, size_bytes))
+        os.utime(path, (changed, changed))
