@@ -4,6 +4,7 @@ https://docs.aws.amazon.com/AmazonS3/latest/API/API_CopyObject.html
 """
 
 import re
+from urllib.parse import quote
 
 from msgspec import Struct
 
@@ -18,6 +19,11 @@ class CopySource(Struct, frozen=True):
     bucket: str
     key: str
     version_id: str | None = None
+
+    def header(self, bucket: str) -> str:
+        """The header that names this object in `bucket`."""
+        path = quote(f"/{bucket}/{self.key}", safe="/")
+        return path if self.version_id is None else f"{path}?versionId={quote(self.version_id)}"
 
 
 def parse_copy_source(header: str) -> CopySource:

@@ -16,8 +16,8 @@ from gateway.errors import (
     InvalidRequest,
     InvalidStorageClass,
     MetadataTooLarge,
-    NotImplemented,
 )
+from gateway.errors import NotImplemented as NotImplementedS3
 from gateway.model.checksums import ALGORITHMS, HEADER_BY_ALGORITHM
 from gateway.model.conditions import Conditions, WriteConditions, parse_conditions, unquote_etag
 from gateway.model.objects import ChecksumType, ObjectInfo, PutResult
@@ -87,7 +87,7 @@ def object_headers(head: RequestHead) -> dict[str, str]:
         elif name in _STORED or name.startswith((_LOCK, _ENCRYPTION)):
             kept.setdefault(name, _text(value))
     _check_metadata_size(kept)
-    encoding = _without_aws_chunked(kept.pop("content-encoding", ""))
+    encoding = without_aws_chunked(kept.pop("content-encoding", ""))
     if encoding:
         kept["content-encoding"] = encoding
     storage_class = kept.get("x-amz-storage-class")
@@ -102,7 +102,7 @@ def check_directory(headers: Mapping[str, str]) -> None:
     InvalidRequest."""
     for name in headers:
         if name.startswith(_ENCRYPTION):
-            raise NotImplemented(fields={"Header": name})
+            raise NotImplementedS3(fields={"Header": name})
         if name.startswith(_LOCK):
             raise InvalidRequest("Bucket is missing Object Lock Configuration")
 
@@ -132,7 +132,7 @@ def write_conditions(head: RequestHead) -> WriteConditions:
     none_match = head.header("if-none-match")
     if_match = head.header("if-match")
     if none_match is not None and (none_match.strip() != "*" or if_match is not None):
-        raise NotImplemented(fields={"Header": "If-None-Match"})
+        raise NotImplementedS3(fields={"Header": "If-None-Match"})
     return WriteConditions(
         if_match=None if if_match is None else unquote_etag(if_match),
         if_none_match_any=none_match is not None,
@@ -234,7 +234,8 @@ def _check_metadata_size(headers: dict[str, str]) -> None:
         )
 
 
-def _without_aws_chunked(encoding: str) -> str:
+def without_aws_chunked(encoding: str) -> str:
+    """A Content-Encoding without the framing that S3 takes off."""
     kept = (part.strip() for part in encoding.split(","))
     return ",".join(part for part in kept if part and part.lower() != "aws-chunked")
 

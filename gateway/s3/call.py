@@ -1,0 +1,147 @@
+"""One authenticated request in the hands of its handler."""
+
+from typing import Protocol
+
+from gateway.auth.policy import authorise
+from gateway.auth.request import RequestHead
+from gateway.auth.sigv4 import Identity
+from gateway.config import S3Config
+from gateway.errors import (
+    FeedrackError,
+    MaxMessageLengthExceeded,
+    NoSuchBucket,
+)
+from gateway.model.body import Body
+from gateway.s3.answer import Answer
+from gateway.s3.body import ByteStream, open_body
+from gateway.s3.operation import Operation
+from gateway.store.service import ObjectService
+
+
+class ClientGoneError(FeedrackError):
+    """The client has closed its connection, or was cut for taking nothing."""
+
+
+class Exchange(Protocol):
+    """One HTTP request and the way to answer it; what the endpoint knows of the server."""
+
+    @property
+    def head(self) -> RequestHead: ...
+
+    @property
+    def remote(self) -> str:
+        """The client's address."""
+        ...
+
+    @property
+    def secure(self) -> bool:
+        """Whether the request came over TLS."""
+        ...
+
+    @property
+    def stream(self) -> ByteStream:
+        """The body as it arrives."""
+        ...
+
+    @property
+    def received_bytes(self) -> int:
+        """Bytes of the body read so far."""
+        ...
+
+    @property
+    def sent_bytes(self) -> int:
+        """Bytes of the answer's body sent so far."""
+        ...
+
+    @property
+    def begun(self) -> bool:
+        """Whether the answer's head has gone out, after which there is no other answer."""
+        ...
+
+    async def proceed(self) -> None:
+        """Lets a client that asked first (`Expect: 100-continue`) send its body."""
+        ...
+
+    async def send(self, answer: Answer) -> None:
+        """Sends the whole answer. Raises what its stream raises, and ClientGoneError."""
+        ...
+
+    def abort(self) -> None:
+        """Breaks the connection, so that a half-sent answer is seen to be one."""
+        ...
+
+
+class Call:
+    """What a handler needs: the operation, who asks, the service, and the body once wanted."""
+
+    def __init__(
+        self,
+        exchange: Exchange,
+        operation: Operation,
+        identity: Identity,
+        *,
+        service: ObjectService,
+        config: S3Config,
+    ) -> None:
+        self.operation = operation
+        self.identity = identity
+        self.service = service
+        self.config = config
+        self.head = exchange.head
+        self.secure = exchange.secure
+        self._exchange = exchange
+
+    @property
+    def anonymous(self) -> bool:
+        return self.identity.tenant is None
+
+    @property
+    def relays(self) -> bool:
+        """Whether the bucket lives on an S3 service. NoSuchBucket."""
+        return self.service.bucket(self.operation.bucket).origin.relays
+
+    def authorise(self, operation: str, bucket: str, key: str) -> None:
+        """Nothing where the caller may do `operation` there. AccessDenied, before anything is
+        said of what exists."""
+        try:
+            public_read = self.service.bucket(bucket).public_read
+        except NoSuchBucket:
+            public_read = False
+        authorise(self.identity, operation, bucket, key, public_read=public_read)
+
+    async def body(self) -> Body:
+        """The request's body, verified as it is read; call once, after every other check.
+
+        MissingContentLength and EntityTooLarge come before the client is told to send anything.
+        """
+        body = self._open()
+        await self._exchange.proceed()
+        return body
+
+    async def document(self, *, checksums_describe_body: bool = True) -> tuple[bytes, Body]:
+        """A whole XML body, and the `Body` it came through. MaxMessageLengthExceeded."""
+        body = self._open(checksums_describe_body=checksums_describe_body)
+        limit_bytes = self.config.limits.xml_bytes
+        if body.length_bytes > limit_bytes:
+            raise MaxMessageLengthExceeded(fields={"MaxMessageLengthBytes": str(int(limit_bytes))})
+        await self._exchange.proceed()
+        blocks = []
+        while block := await body.read():
+            blocks.append(block)
+        return b"".join(blocks), body
+
+    def _open(self, *, checksums_describe_body: bool = True) -> Body:
+        return open_body(
+            self._exchange.stream,
+            self.head,
+            self.identity.payload,
+            timeout_seconds=self.config.limits.body_timeout_seconds,
+            checksums_describe_body=checksums_describe_body,
+        )
+
+    @property
+    def has_body(self) -> bool:
+        """Whether the request announces a body at all."""
+        if self.head.header("transfer-encoding") is not None:
+            return True
+        return self.head.header("content-length") not in (None, "0")
