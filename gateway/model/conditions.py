@@ -4,13 +4,18 @@ Precedence: RFC 9110 section 13.2.2, which S3 follows: If-Match over If-Unmodifi
 If-None-Match over If-Modified-Since.
 """
 
+import re
 from collections.abc import Mapping
+from datetime import UTC
 from email.utils import formatdate, parsedate_to_datetime
 
 from msgspec import Struct
 
 from gateway.errors import NotModified, PreconditionFailed
 from gateway.model.objects import ObjectInfo
+
+# A quoted ETag may hold commas; what is not quoted ends at one.
+_ETAG = re.compile(r'(?:[Ww]/)?"[^"]*"|[^\s,][^,]*')
 
 
 class Conditions(Struct, frozen=True, kw_only=True):
@@ -94,7 +99,7 @@ def _not_modified(info: ObjectInfo) -> NotModified:
 def _etags(header: str | None) -> tuple[str, ...]:
     if header is None:
         return ()
-    return tuple(unquote_etag(part) for part in header.split(",") if part.strip())
+    return tuple(unquote_etag(part) for part in _ETAG.findall(header))
 
 
 def _any(wanted: tuple[str, ...], etag: str) -> bool:
@@ -105,6 +110,8 @@ def _date(header: str | None) -> int | None:
     if header is None:
         return None
     try:
-        return int(parsedate_to_datetime(header).timestamp())
+        date = parsedate_to_datetime(header)
+        # The forms without a zone are GMT by RFC 9110, not the time where we run.
+        return int((date if date.tzinfo is not None else date.replace(tzinfo=UTC)).timestamp())
     except (ValueError, TypeError, OverflowError, IndexError):
         return None

@@ -18,10 +18,13 @@ class RangeSpec(Struct, frozen=True):
     last: int | None
 
     def resolve(self, size_bytes: int) -> "ByteRange":
-        """The bytes meant, of an object of `size_bytes`. InvalidRange where there are none."""
+        """The bytes meant, of an object of `size_bytes`. InvalidRange where there are none.
+
+        The last bytes of an empty object are the one empty range, which AWS answers with 200.
+        """
         if self.first is None:
             suffix = self.last or 0
-            if suffix == 0 or size_bytes == 0:
+            if suffix == 0:
                 raise _unsatisfiable(self, size_bytes)
             return ByteRange(max(0, size_bytes - suffix), size_bytes)
         if self.first >= size_bytes:

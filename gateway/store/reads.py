@@ -248,7 +248,8 @@ def _choose(
     if part is not None:
         return ByteRange(part.start, part.stop), True
     if wanted is not None:
-        return wanted.resolve(info.size_bytes), True
+        chosen = wanted.resolve(info.size_bytes)
+        return chosen, chosen.size_bytes > 0
     return ByteRange(0, info.size_bytes), False
 
 
