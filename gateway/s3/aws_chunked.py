@@ -23,6 +23,8 @@ from gateway.errors import (
 MIN_CHUNK_BYTES = 8_192
 MAX_SIGNED_CHUNK_BYTES = 16 * 1024**2
 MAX_TRAILER_BYTES = 8_192
+Plain = bytes | bytearray
+
 _MAX_LINE_BYTES = 256
 _HEADER = re.compile(rb"([0-9a-fA-F]{1,16})(?:;chunk-signature=([0-9a-f]{64}))?\r\n")
 _TRAILER_NAME = re.compile(r"[a-z0-9-]+")
@@ -47,25 +49,26 @@ class ChunkedDecoder:
         self._length_bytes = decoded_length_bytes
         self._signer = signer
         self._announced = announced
-        self._step: Callable[[bytes, int, list[bytes]], int] = self._take_header
+        self._step: Callable[[bytes, int, list[Plain]], int] = self._take_header
         self._decoded_bytes = 0
         self._number = 0
         self._size_bytes = 0
         self._missing_bytes = 0
         self._signature = ""
         self._hash = sha256()
-        self._held: list[bytes] = []
+        # One buffer, not a list of pieces: those would cost 40 bytes each, were they of one byte.
+        self._held = bytearray()
         self._line = bytearray()
         self._tail = bytearray()
 
-    def feed(self, data: bytes) -> list[bytes]:
+    def feed(self, data: bytes) -> list[Plain]:
         """The plain bytes that `data` completes.
 
         Raises IncompleteBody on broken framing or a wrong total, InvalidChunkSizeError on a small
         chunk that is not the last, InvalidRequest on a signed chunk that is too large,
         SignatureDoesNotMatch, MalformedTrailerError.
         """
-        plain: list[bytes] = []
+        plain: list[Plain] = []
         position = 0
         while position < len(data):
             position = self._step(data, position, plain)
@@ -91,10 +94,10 @@ class ChunkedDecoder:
             raise MalformedTrailerError
         self.trailers = trailers
 
-    def _take_header(self, data: bytes, position: int, plain: list[bytes]) -> int:  # noqa: ARG002
+    def _take_header(self, data: bytes, position: int, plain: list[Plain]) -> int:  # noqa: ARG002
         stop = data.find(b"\n", position, position + _MAX_LINE_BYTES) + 1
         self._line += data[position : stop or position + _MAX_LINE_BYTES]
-        if len(self._line) > _MAX_LINE_BYTES or (not stop and len(self._line) == _MAX_LINE_BYTES):
+        if len(self._line) >= _MAX_LINE_BYTES:
             raise _broken()
         if not stop:
             return len(data)
@@ -132,7 +135,7 @@ class ChunkedDecoder:
         self._verify_chunk()
         self._step = self._take_tail
 
-    def _take_data(self, data: bytes, position: int, plain: list[bytes]) -> int:
+    def _take_data(self, data: bytes, position: int, plain: list[Plain]) -> int:
         stop = min(position + self._missing_bytes, len(data))
         piece = data[position:stop]
         self._missing_bytes -= len(piece)
@@ -140,11 +143,12 @@ class ChunkedDecoder:
             plain.append(piece)
         else:
             self._hash.update(piece)
-            self._held.append(piece)
+            self._held += piece
         if not self._missing_bytes:
-            self._verify_chunk()
-            plain += self._held
-            self._held = []
+            if self._signer is not None:
+                self._verify_chunk()
+                plain.append(self._held)
+                self._held = bytearray()
             self._step = self._take_line_end
         return stop
 
@@ -152,7 +156,7 @@ class ChunkedDecoder:
         if self._signer is not None:
             self._signer.verify_chunk(self._hash.hexdigest(), self._signature)
 
-    def _take_line_end(self, data: bytes, position: int, plain: list[bytes]) -> int:  # noqa: ARG002
+    def _take_line_end(self, data: bytes, position: int, plain: list[Plain]) -> int:  # noqa: ARG002
         self._line.append(data[position])
         if not b"\r\n".startswith(self._line):
             raise _broken()
@@ -161,7 +165,7 @@ class ChunkedDecoder:
             self._step = self._take_header
         return position + 1
 
-    def _take_tail(self, data: bytes, position: int, plain: list[bytes]) -> int:  # noqa: ARG002
+    def _take_tail(self, data: bytes, position: int, plain: list[Plain]) -> int:  # noqa: ARG002
         self._tail += data[position : position + MAX_TRAILER_BYTES + 1]
         if len(self._tail) > (2 if self._announced is None else MAX_TRAILER_BYTES):
             raise _broken() if self._announced is None else MalformedTrailerError()
