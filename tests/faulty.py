@@ -16,7 +16,10 @@ from dataclasses import dataclass, field
 from typing import Literal
 from urllib.parse import parse_qs, urlsplit
 
-Kind = Literal["status", "reset", "stall", "truncate", "wrong_length", "delay", "etag"]
+Kind = Literal[
+    "status", "reset", "reset_upload", "stall", "stall_upload", "truncate", "wrong_length", "delay",
+    "etag",
+]  # fmt: skip
 _HEAD_END = b"\r\n\r\n"
 _BLOCK_BYTES = 65_536
 
@@ -25,11 +28,15 @@ _BLOCK_BYTES = 65_536
 class Fault:
     """One thing that goes wrong.
 
-    status: answers `status` without asking the origin; reset: cuts the connection after
-    `after_bytes` of the answer's body; truncate: the same, but closed in good order; stall: sends
-    nothing after `after_bytes` (before the head where it is None); wrong_length: announces
-    `after_bytes` more than there are, then closes; delay: waits `seconds` before it answers;
-    etag: answers with an ETag that was not asked for. `operation` None means any.
+    status: answers `status` without asking the origin;
+    reset: cuts the connection after `after_bytes` of the answer's body, or, where that is None,
+    before the origin is asked; truncate: the same, but closed in good order;
+    stall: sends nothing after `after_bytes`, or never answers;
+    reset_upload, stall_upload: cuts the connection, or takes no more, after `after_bytes` of the
+    request's body;
+    wrong_length: announces `after_bytes` more than there are, then closes;
+    delay: waits `seconds` before it asks; etag: answers with an ETag that was not asked for.
+    `operation` None means any.
     """
 
     kind: Kind
@@ -63,6 +70,7 @@ class FlakyOrigin:
         self._random_faults: Sequence[Fault] = ()
         self._lock = threading.Lock()
         self._released = asyncio.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self.seen = Seen()
         self.url = ""
@@ -78,12 +86,19 @@ class FlakyOrigin:
             self._share, self._random_faults = share, faults
 
     def heal(self) -> None:
-        """No more faults."""
+        """No more faults, and an end to the connections that are stalled."""
         with self._lock:
             self._faults.clear()
             self._share = 0.0
+        assert self._loop is not None
+        self._loop.call_soon_threadsafe(self._release)
+
+    def _release(self) -> None:
+        self._released.set()
+        self._released = asyncio.Event()
 
     async def serve(self, ready: "threading.Event", stop: asyncio.Event) -> None:
+        self._loop = asyncio.get_running_loop()
         server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
         host, port = server.sockets[0].getsockname()[:2]
         self.url = f"http://{host}:{port}"
@@ -124,6 +139,10 @@ class FlakyOrigin:
         if fault is not None and fault.kind == "stall" and fault.after_bytes is None:
             await self._released.wait()
             return False
+        if fault is not None and fault.kind in ("reset", "truncate") and fault.after_bytes is None:
+            if fault.kind == "reset":
+                writer.transport.abort()
+            return False
         if fault is not None and fault.kind == "delay":
             await asyncio.sleep(fault.seconds)
         if header(head, "expect") is not None:
@@ -131,8 +150,14 @@ class FlakyOrigin:
         origin_reader, origin_writer = await asyncio.open_connection(*self._upstream)
         try:
             origin_writer.write(_rewritten(head))
+            taken_before = self.seen.received_bytes[operation]
             async for block in _body(head, reader):
                 self.seen.received_bytes[operation] += len(block)
+                if fault is not None and fault.kind.endswith("_upload"):
+                    taken = self.seen.received_bytes[operation] - taken_before
+                    if taken > (fault.after_bytes or 0):
+                        await self._break_upload(fault, writer)
+                        return False
                 origin_writer.write(block)
                 await origin_writer.drain()
             return await self._answer(operation, fault, head, origin_reader, writer)
@@ -173,6 +198,12 @@ class FlakyOrigin:
         if fault is not None and fault.kind == "reset":
             writer.transport.abort()
         return False
+
+    async def _break_upload(self, fault: Fault, writer: asyncio.StreamWriter) -> None:
+        if fault.kind == "stall_upload":
+            await self._released.wait()
+        else:
+            writer.transport.abort()
 
     def _next_fault(self, operation: str) -> Fault | None:
         with self._lock:

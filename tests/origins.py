@@ -1,12 +1,17 @@
-"""Real S3 services for tests: moto's server as a subprocess on a port of its own."""
+"""S3 services for tests: moto's server as a subprocess, and one that answers by a script.
+
+The script is for what moto never says: unsorted listings, ignored headers, refused credentials.
+"""
 
 import re
 import subprocess
 import sys
 import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
+
+from aiohttp import web
 
 from gateway.config import S3OriginConfig, Secret
 
@@ -43,6 +48,23 @@ def moto_server(directory: Path) -> Iterator[MotoServer]:
     finally:
         process.terminate()
         process.wait(timeout=10)
+
+
+Script = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
+
+
+@asynccontextmanager
+async def scripted_origin(script: Script) -> AsyncIterator[str]:
+    """The endpoint of a server that answers every request by `script`."""
+    runner = web.ServerRunner(web.Server(script))
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    try:
+        host, port = runner.addresses[0][:2]
+        yield f"http://{host}:{port}"
+    finally:
+        await runner.cleanup()
 
 
 def s3_config(

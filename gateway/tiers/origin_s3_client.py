@@ -6,8 +6,9 @@ came, just before it is signed, so that a header botocore has no name for arrive
 """
 
 import asyncio
+import socket
 from base64 import b64encode
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
 from contextvars import ContextVar
 from hashlib import md5
@@ -95,7 +96,7 @@ class S3Connection:
         events = client.meta.events
         events.register("before-call.s3", _add_headers)
         events.register("before-sign.s3", _choose_payload_hash)
-        events.register("before-send.s3", self._count)
+        events.register("before-send.s3", self._begin_attempt)
         events.register_first("needs-retry.s3", _refuse_to_resend)
 
     async def close(self) -> None:
@@ -146,8 +147,11 @@ class S3Connection:
             self._seen_buckets.discard(asked.bucket)
         return error
 
-    def _count(self, event_name: str, **_: Any) -> None:
+    def _begin_attempt(self, event_name: str, **_: Any) -> None:
         self._metrics.origin_requests.labels(event_name.rpartition(".")[2]).inc()
+        stream = _CALL.get(_PLAIN).stream
+        if stream is not None:
+            stream.sending()
 
 
 def address(ref: ObjectRef) -> dict[str, Any]:
@@ -173,6 +177,22 @@ def trailing_checksum(algorithm: str) -> dict[str, Any]:
     }
 
 
+def socket_factory(config: S3OriginConfig) -> Callable[[Any], socket.socket]:
+    """Sockets that give up on a peer which takes nothing for twice the read timeout.
+
+    Without it a closed connection with unsent bytes lingers for as long as the peer stalls.
+    """
+    timeout_ms = max(1, round(2000 * config.read_timeout_seconds))
+
+    def create(address_info: Any) -> socket.socket:
+        family, kind, protocol, *_ = address_info
+        created = socket.socket(family, kind, protocol)
+        created.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, timeout_ms)
+        return created
+
+    return create
+
+
 def _client_config(config: S3OriginConfig) -> AioConfig:
     return AioConfig(
         signature_version="s3v4",
@@ -183,6 +203,7 @@ def _client_config(config: S3OriginConfig) -> AioConfig:
         retries={"mode": "standard", "total_max_attempts": config.attempts},
         request_checksum_calculation="when_required",
         response_checksum_validation="when_required",
+        connector_args={"socket_factory": socket_factory(config)},
         s3={"addressing_style": config.addressing, "payload_signing_enabled": False},
     )
 
@@ -204,4 +225,7 @@ def _choose_payload_hash(request: AWSRequest, operation_name: str, **_: Any) -> 
 def _refuse_to_resend(**_: Any) -> bool | None:
     """False, which ends the retries, once a streamed body has been begun."""
     stream = _CALL.get(_PLAIN).stream
-    return False if stream is not None and stream.started else None
+    if stream is None:
+        return None
+    stream.answered()
+    return False if stream.started else None

@@ -22,7 +22,7 @@ from yarl import URL
 
 from gateway.errors import TierUnavailable
 from gateway.model.body import Body
-from gateway.tiers.origin_s3_client import S3Connection, trailing_checksum
+from gateway.tiers.origin_s3_client import S3Connection, socket_factory, trailing_checksum
 from gateway.tiers.origin_s3_errors import (
     UNREACHABLE,
     Asked,
@@ -106,7 +106,9 @@ class Relaying(S3Connection):
             )
         self._http = await self._exit.enter_async_context(
             aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=config.connections, ssl=context),
+                connector=aiohttp.TCPConnector(
+                    limit=config.connections, ssl=context, socket_factory=socket_factory(config)
+                ),
                 timeout=aiohttp.ClientTimeout(
                     total=None,
                     sock_connect=config.connect_timeout_seconds,
@@ -158,6 +160,7 @@ class Relaying(S3Connection):
             async with asyncio.timeout(None) as deadline:
                 if stream is not None:
                     stream.watch(deadline)
+                    stream.sending()
                 response = await self._http.request(
                     signed.method,
                     URL(signed.url, encoded=True),

@@ -56,7 +56,14 @@ class UploadStream:
     def watch(self, deadline: asyncio.Timeout) -> None:
         """`deadline` is moved on with every block that the origin takes."""
         self._deadline = deadline
+
+    def sending(self) -> None:
+        """An attempt begins: the origin has to say that it is ready."""
         self._expect(2 * self._stall_seconds)
+
+    def answered(self) -> None:
+        """An attempt is over: what follows is a pause or the end."""
+        self._expect(None)
 
     def __aiter__(self) -> AsyncIterator[bytes]:
         return self._blocks() if self.trailing is None else self._chunks(self.trailing)
@@ -156,8 +163,10 @@ async def _whole(body: Body) -> bytes:
 
 def _checksum_headers(values: Mapping[str, str]) -> dict[str, str]:
     """The checksums and, as SDKs do and some origins expect, the name of their algorithm."""
-    named = {"x-amz-sdk-checksum-algorithm": algorithm for algorithm in values}
-    return named | checksum_headers(values)
+    headers = checksum_headers(values)
+    if values:
+        headers["x-amz-sdk-checksum-algorithm"] = next(iter(values))
+    return headers
 
 
 def _framed_bytes(size_bytes: int) -> int:
