@@ -12,7 +12,8 @@ class Job(Struct, frozen=True, kw_only=True):
     and round, in a shuffled order, until the time is up; without, each exactly once. With
     `rate` (requests per second) requests are sent when they are due and not when an answer sets a
     connection free, and latency counts from when they were due. One answer in `sample_every` is
-    hashed. `numbered` False: every key holds the bytes of object 0, as after a run of PUTs.
+    hashed. `limit`: only the first so many in the shuffled order. `numbered` False: every key holds
+    the bytes of object 0, as after a run of PUTs.
     """
 
     method: Literal["GET", "PUT"]
@@ -28,6 +29,7 @@ class Job(Struct, frozen=True, kw_only=True):
     seconds: float | None = None
     rate: float | None = None
     sample_every: int = 64
+    limit: int | None = None
     numbered: bool = True
     timeout_seconds: float = 60.0
 

@@ -60,7 +60,7 @@ class _Load:
         self.connections: dict[int, _Connection] = {}
         self.idle: deque[_Connection] = deque()
         self.buffer = memoryview(mmap.mmap(-1, _RECEIVE_BYTES))
-        self.queue = _order(prepare(job), endless=job.seconds is not None)
+        self.queue = _order(prepare(job), job.limit, endless=job.seconds is not None)
         self.latencies_ns: list[int] = []
         self.kept: list[tuple[mmap.mmap, int]] = []
         self.kept_bytes = 0
@@ -291,8 +291,9 @@ def run(job: Job) -> Outcome:
     return _Load(job).run()
 
 
-def _order(requests: list[Request], *, endless: bool) -> Iterator[Request]:
-    yield from (shuffled := random.Random(7).sample(requests, len(requests)))
+def _order(requests: list[Request], limit: int | None, *, endless: bool) -> Iterator[Request]:
+    shuffled = random.Random(7).sample(requests, len(requests))[:limit]
+    yield from shuffled
     while endless:
         yield from shuffled
 

@@ -24,11 +24,11 @@ def key(prefix: str, number: int) -> str:
     return f"{prefix}/{number:06d}"
 
 
-def blocks(number: int, size_bytes: int) -> Iterator[bytes]:
-    """The bytes of object `number`, in blocks of 1 MiB but for the last."""
+def blocks(number: int, size_bytes: int, first_block: int = 0) -> Iterator[bytes]:
+    """`size_bytes` of object `number` from a block on, in blocks of 1 MiB but for the last."""
     for start in range(0, size_bytes, BLOCK_BYTES):
-        block = _STAMP.pack(number, start // BLOCK_BYTES) + _BASE[_STAMP.size :]
-        yield block[: size_bytes - start]
+        stamp = _STAMP.pack(number, first_block + start // BLOCK_BYTES)
+        yield (stamp + _BASE[_STAMP.size :])[: size_bytes - start]
 
 
 @lru_cache(maxsize=8)
