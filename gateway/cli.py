@@ -6,7 +6,7 @@ Exit status: 0 done, 1 failed, 2 wrong use (a configuration that is wrong includ
 import asyncio
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import click
 import msgspec
@@ -76,14 +76,16 @@ def _load(path: Path) -> Config:
         _wrong(error)
 
 
-def _wrong(error: ConfigError) -> Any:
+def _wrong(error: ConfigError) -> NoReturn:
     click.echo(f"feedrack: {error}", err=True)
     sys.exit(2)
 
 
 def _plain(config: Config) -> dict[str, Any]:
-    """The configuration as TOML can hold it: no nulls, paths as text."""
-    built = msgspec.to_builtins(config, enc_hook=str)
+    """The configuration as TOML can hold it: no nulls, sizes as integers, paths as text."""
+    built = msgspec.to_builtins(
+        config, enc_hook=lambda value: int(value) if isinstance(value, int) else str(value)
+    )
     plain: dict[str, Any] = _without_nulls(built)
     return plain
 

@@ -1,8 +1,10 @@
 """The one configuration file: TOML in, frozen Structs out, unknown keys refused by their path.
 
 `FEEDRACK__SECTION__KEY=value` in the environment overrides `[section] key`; deeper tables take
-further `__` parts (`FEEDRACK__ORIGINS__MAIN__PATH`). Secrets come from `*_file` and are read here,
-once; `repr` and `feedrack config` never show them.
+further `__` parts (`FEEDRACK__ORIGINS__MAIN__PATH`). A name in the file that no shell would allow
+is meant by its capitals with `_` for `-` and `.`: `FEEDRACK__ORIGINS__MY_NAS__PATH` sets `path` of
+an `[origins.My-NAS]`. Secrets come from `*_file` and are read here, once; `repr` and `feedrack
+config` never show them.
 """
 
 import os
@@ -10,6 +12,7 @@ import re
 import socket
 import tomllib
 from collections.abc import Mapping
+from fractions import Fraction
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -18,15 +21,20 @@ from msgspec import Meta, Struct, field
 
 from gateway.errors import FeedrackError
 
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(B|[KMGTP]i?B)", re.IGNORECASE)
-_UNITS = {"B": 1} | {
+_SIZE = re.compile(r"(\d{1,30}(?:\.\d{1,30})?)\s*(B|[KMGTP]i?B|)", re.IGNORECASE | re.ASCII)
+_UNITS = {"": 1, "B": 1} | {
     f"{letter}{suffix}": base**power
     for power, letter in enumerate("KMGTP", 1)
     for suffix, base in (("IB", 1024), ("B", 1000))
 }
+_LISTEN = re.compile(
+    r"(?:\[(?P<v6>[^\[\]\s]+)\]|(?P<host>[^\[\]:\s]*)):(?P<port>\d{1,5})", re.ASCII
+)
 _PREFIX = "FEEDRACK__"
+_UNKNOWN = re.compile(r"Object contains unknown field `(.*)`", re.DOTALL)
+_MISSING = re.compile(r"Object missing required field `(.*)`", re.DOTALL)
 
-Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")]
+Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}\Z")]
 Seconds = Annotated[float, Meta(ge=0)]
 
 
@@ -178,7 +186,7 @@ def parse(raw: Mapping[str, Any], environ: Mapping[str, str] | None = None) -> C
     try:
         config = msgspec.convert(merged, Config, dec_hook=_decode, strict=False)
     except msgspec.ValidationError as error:
-        raise ConfigError(_say(str(error))) from error
+        raise ConfigError(_say(str(error), merged)) from error
     _check(config)
     return config
 
@@ -188,11 +196,9 @@ def parse_size(value: object) -> Bytes:
     if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
         return Bytes(value)
     if isinstance(value, str):
-        if value.strip().isdigit():
-            return Bytes(value)
         match = _SIZE.fullmatch(value.strip())
         if match is not None:
-            return Bytes(float(match[1]) * _UNITS[match[2].upper()])
+            return Bytes(Fraction(match[1]) * _UNITS[match[2].upper()])
     raise ValueError(f'{value!r} is not a size such as 8388608, "8MiB" or "200GiB"')
 
 
@@ -200,8 +206,11 @@ def read_secret(path: Path, where: str) -> Secret:
     """The secret in a file, line end cut. ConfigError names the setting, never the value."""
     try:
         value = path.read_text("utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{where}: {path} cannot be read: {error}") from error
+    except OSError as error:
+        raise ConfigError(f"{where}: {path} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError:
+        # Not chained: that error carries what the file holds.
+        raise ConfigError(f"{where}: {path} is not UTF-8 text") from None
     if not value:
         raise ConfigError(f"{where}: {path} is empty")
     return Secret(value)
@@ -209,10 +218,11 @@ def read_secret(path: Path, where: str) -> Secret:
 
 def parse_listen(value: str, where: str) -> tuple[str, int]:
     """`host:port` or `[v6]:port` as (host, port). ConfigError names the setting."""
-    host, colon, port = value.rpartition(":")
-    if not colon or not port.isascii() or not port.isdigit() or int(port) > 65_535:
-        raise ConfigError(f'{where}: {value!r} is not "host:port"')
-    return host.strip("[]") or "0.0.0.0", int(port)  # noqa: S104 - an empty host means all
+    match = _LISTEN.fullmatch(value)
+    if match is None or int(match["port"]) > 65_535:
+        raise ConfigError(f'{where}: {value!r} is not "host:port" or "[v6]:port"')
+    host = match["v6"] or match["host"] or "0.0.0.0"  # noqa: S104 - an empty host means all
+    return host, int(match["port"])
 
 
 def _decode(kind: type, value: object) -> object:
@@ -229,18 +239,35 @@ def _override(raw: dict[str, Any], environ: Mapping[str, str]) -> dict[str, Any]
     for name in sorted(environ):
         if not name.startswith(_PREFIX):
             continue
-        parts = [part.lower() for part in name.removeprefix(_PREFIX).split("__")]
+        *parents, last = name.removeprefix(_PREFIX).split("__")
         table: Any = raw
-        for part in parts[:-1]:
-            inner = table.get(part, {})
+        for part in parents:
+            key = _meant(part, table, name)
+            inner = table.get(key, {})
             if not isinstance(inner, dict):
-                raise ConfigError(f"{name}: {part} is not a table")
+                raise ConfigError(f"{name}: {key} is not a table")
             # A copy, so that the caller's document stays as it was.
-            table[part] = dict(inner)
-            table = table[part]
-        value = environ[name]
-        table[parts[-1]] = {"true": True, "false": False}.get(value.lower(), value)
+            table[key] = dict(inner)
+            table = table[key]
+        table[_meant(last, table, name)] = environ[name]
     return raw
+
+
+def _meant(part: str, table: Mapping[str, Any], variable: str) -> str:
+    """The key of `table` that one part of a variable's name stands for, or else a new one."""
+    if not part:
+        raise ConfigError(f"{variable}: names no setting")
+    for exact in (part, part.lower()):
+        if exact in table:
+            return exact
+    alike = [key for key in table if _flat(key) == _flat(part)]
+    if len(alike) > 1:
+        raise ConfigError(f"{variable}: {part} may mean {' or '.join(sorted(alike))}")
+    return alike[0] if alike else part.lower()
+
+
+def _flat(name: str) -> str:
+    return name.lower().translate({ord("-"): "_", ord("."): "_"})
 
 
 def _check(config: Config) -> None:
@@ -286,7 +313,26 @@ def default_origin(config: Config) -> str | None:
     return next(iter(config.origins)) if len(config.origins) == 1 else None
 
 
-def _say(message: str) -> str:
+def _say(message: str, raw: Mapping[str, Any]) -> str:
     """msgspec's "… - at `$.cache.capacity`" turned to "cache.capacity: …"."""
-    text, _, place = message.partition(" - at `$")
-    return f"{place.rstrip('`').lstrip('.') or 'configuration'}: {text}"
+    text, _, place = message.partition(" - at `")
+    path = place.removeprefix("key` in `").rstrip("`").lstrip("$.")
+    # Of a table with names for keys msgspec says neither the name nor the wrong key.
+    section, named, rest = path.partition("[...]")
+    if named or place.startswith("key` in `"):
+        path = f"{section}.{_culprit(section, raw)}{rest}"
+    for pattern, complaint in ((_UNKNOWN, "no such setting"), (_MISSING, "needed")):
+        match = pattern.fullmatch(text)
+        if match is not None:
+            path, text = ".".join(filter(None, (path, match[1]))), complaint
+    return f"{path or 'configuration'}: {text}"
+
+
+def _culprit(section: str, raw: Mapping[str, Any]) -> str:
+    """The first entry of a table of named entries that is wrong."""
+    for name, entry in raw[section].items():
+        try:
+            msgspec.convert({section: {name: entry}}, Config, dec_hook=_decode, strict=False)
+        except msgspec.ValidationError:
+            return str(name)
+    raise AssertionError("unreachable")
