@@ -16,8 +16,8 @@ from gateway.tiers.origin_directory_paths import (
 )
 
 NASTY = st.sampled_from(
-    ["", ".", "..", "...", "\0", "%", "%00", "%25", ".feedrack~", OBJECT_NAME, STATE_NAME, ".feedrack~q",
-     ".feedrack~cx", ".feedrack~zx", ".nfs0001", "a", "é", "💾", "a" * 255]
+    ["", ".", "..", "...", "\0", "%", "%00", "%25", ".feedrack~", OBJECT_NAME, STATE_NAME,
+     ".feedrack~q", ".feedrack~cx", ".feedrack~zx", ".nfs0001", "a", "é", "💾", "a" * 255]
 )  # fmt: skip
 SEGMENTS = st.one_of(
     NASTY,

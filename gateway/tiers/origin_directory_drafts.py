@@ -1,0 +1,229 @@
+"""Objects in the making: files in the bucket's hidden folder until one rename makes them real.
+
+A draft's name says whose it is (host, process, the process's start), so that the drafts of a crash
+are cleaned at the next start and those of a living process, here or on another host, are not.
+"""
+
+import errno
+import functools
+import itertools
+import os
+import re
+import socket
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from threading import Lock
+
+from gateway.errors import TierUnavailable, VersionChanged
+from gateway.model import checksums
+from gateway.model.objects import ChecksumType
+from gateway.tiers.origin_directory_folders import ABSENT, Folder
+from gateway.tiers.origin_directory_paths import STATE_NAME
+from gateway.tiers.origin_directory_records import Description, Identity, Record, Records
+
+DRAFTS = (STATE_NAME, "tmp")
+COPY_BLOCK_BYTES = 1024**2
+
+_COPY_SPAN_BYTES = 64 * 1024**2
+_NO_COPY_RANGE = {errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EPERM}
+
+# Drafts of other hosts: nobody can tell whether their writer lives, but no upload rests this long.
+_FOREIGN_AGE_SECONDS = 24 * 3600
+
+_NAME = re.compile(r"(?P<host>.+)\.(?P<pid>\d+)\.(?P<start>\d+)\.\d+")
+_numbers = itertools.count()
+
+
+class Draft:
+    """A new file that is hashed as it is written. Methods block; `discard` waits for the others."""
+
+    def __init__(self, algorithm: str | None = None, *, attributes: bool = True) -> None:
+        """`algorithm`: a checksum to compute besides the MD5 of the ETag. `attributes`: as in
+        `Records`."""
+        self._attributes = attributes
+        self._md5 = checksums.hasher("MD5")
+        self._algorithm = algorithm
+        self._hasher = checksums.hasher(algorithm) if algorithm is not None else None
+        self._busy = Lock()
+        self._bucket: Folder | None = None
+        self._folder: Folder | None = None
+        self._fd = -1
+        self._name = ""
+        self._status: os.stat_result | None = None
+        self.size_bytes = 0
+
+    def begin(self, bucket: Folder) -> None:
+        """Creates the file."""
+        with self._busy:
+            self._bucket = bucket.enter()
+            self._folder = bucket.make(*DRAFTS)
+            self._name = draft_name()
+            self._fd = self._folder.create(self._name)
+
+    def write(self, blocks: Sequence[bytes]) -> None:
+        """Adds bytes at the end."""
+        with self._busy:
+            for block in blocks:
+                self._write(block)
+
+    def copy(self, source: int, start: int, stop: int) -> None:
+        """Adds bytes of another open file, and hashes them. VersionChanged where it is shorter."""
+        with self._busy:
+            while start < stop:
+                block = os.pread(source, min(COPY_BLOCK_BYTES, stop - start), start)
+                if not block:
+                    raise VersionChanged("The source was cut while it was copied.")
+                self._write(block)
+                start += len(block)
+
+    def copy_unread(self, source: int, start: int, stop: int) -> None:
+        """Adds bytes of another open file without seeing them, where the caller knows their
+        hashes: a reflink or a copy on the NAS where there is such a thing."""
+        with self._busy:
+            while start < stop:
+                span_bytes = min(_COPY_SPAN_BYTES, stop - start)
+                try:
+                    copied = os.copy_file_range(source, self._fd, span_bytes, start)
+                except OSError as error:
+                    if error.errno not in _NO_COPY_RANGE:
+                        raise
+                    copied = os.sendfile(self._fd, source, start, span_bytes)
+                if not copied:
+                    raise VersionChanged("The source was cut while it was copied.")
+                start += copied
+                self.size_bytes += copied
+
+    @property
+    def etag(self) -> str:
+        """The MD5 of what was written."""
+        return self._md5.digest().hex()
+
+    @property
+    def checksums(self) -> dict[str, str]:
+        """The checksum that was asked for, of what was written."""
+        if self._hasher is None or self._algorithm is None:
+            return {}
+        return {self._algorithm: checksums.encode(self._hasher.digest())}
+
+    def seal(
+        self,
+        description: Description,
+        *,
+        etag: str,
+        sums: Mapping[str, str],
+        checksum_type: ChecksumType | None = "FULL_OBJECT",
+        parts: tuple[tuple[int, int], ...] = (),
+    ) -> tuple[os.stat_result, Record]:
+        """Attaches the record and makes bytes and record durable."""
+        with self._busy:
+            status = os.fstat(self._fd)
+            while True:
+                record = Record(
+                    headers=description.headers,
+                    tags=description.tags,
+                    identity=Identity.of(status),
+                    etag=etag,
+                    checksums=dict(sums),
+                    checksum_type=checksum_type if sums else None,
+                    parts=parts,
+                )
+                self._records().attach(self._fd, record)
+                self._status = status
+                os.fsync(self._fd)
+                # A network file system may set the time only when the bytes arrive.
+                status = os.fstat(self._fd)
+                if Identity.of(status) == record.identity:
+                    return status, record
+                self._records().drop(self._status)
+
+    def sync(self) -> os.stat_result:
+        """Makes the bytes durable, without a record."""
+        with self._busy:
+            os.fsync(self._fd)
+            return os.fstat(self._fd)
+
+    def rename(self, folder: Folder, name: str) -> None:
+        """Gives the file its place."""
+        with self._busy:
+            if self._folder is None:
+                raise TierUnavailable("The write was given up in the middle.")
+            self._folder.rename(self._name, folder, name)
+            self._name = ""
+
+    def discard(self) -> None:
+        """Removes the file unless it has got its place; safe twice."""
+        with self._busy:
+            if self._fd >= 0:
+                os.close(self._fd)
+                self._fd = -1
+            try:
+                gone = bool(self._name and self._folder and self._folder.unlink(self._name))
+                if gone and self._status is not None:
+                    self._records().drop(self._status)
+            finally:
+                for folder in (self._folder, self._bucket):
+                    if folder is not None:
+                        folder.close()
+                self._folder = self._bucket = None
+
+    def _records(self) -> Records:
+        if self._bucket is None:
+            raise TierUnavailable("The write was given up in the middle.")
+        return Records(self._bucket, attributes=self._attributes)
+
+    def _write(self, block: bytes) -> None:
+        self._md5.update(block)
+        if self._hasher is not None:
+            self._hasher.update(block)
+        view = memoryview(block)
+        while view:
+            view = view[os.write(self._fd, view) :]
+        self.size_bytes += len(block)
+
+
+def draft_name() -> str:
+    """A name for a new entry in `DRAFTS` that no other process will choose."""
+    return f"{_HOST}.{os.getpid()}.{_own_start(os.getpid())}.{next(_numbers)}"
+
+
+def clean_drafts(bucket: Folder, now_seconds: float) -> int:
+    """Removes the drafts that nobody will finish; says how many."""
+    removed = 0
+    try:
+        folder = bucket.enter(*DRAFTS)
+    except ABSENT:
+        return 0
+    with folder:
+        for name, _ in folder.scan():
+            status = folder.stat(name)
+            if status is not None and is_abandoned(name, now_seconds - status.st_mtime):
+                folder.remove_tree(name)
+                removed += 1
+    return removed
+
+
+def is_abandoned(name: str, age_seconds: float) -> bool:
+    """Whether the writer of a draft of this name is gone."""
+    match = _NAME.fullmatch(name)
+    if match is None or match["host"] != _HOST:
+        return age_seconds > _FOREIGN_AGE_SECONDS
+    return _process_start(int(match["pid"])) != int(match["start"])
+
+
+@functools.cache
+def _own_start(pid: int) -> int:
+    return _process_start(pid)
+
+
+def _process_start(pid: int) -> int:
+    """When a process of this host began, in clock ticks since boot; -1 where there is none."""
+    try:
+        line = Path(f"/proc/{pid}/stat").read_text("ascii", "replace")
+    except (FileNotFoundError, ProcessLookupError):
+        return -1
+    # proc(5): the second field may hold anything but ends with the last parenthesis.
+    return int(line.rpartition(")")[2].split()[19])
+
+
+# Process numbers mean something within one PID namespace only: containers may share a host name.
+_HOST = f"{socket.gethostname().replace('/', '-')}-{Path('/proc/self/ns/pid').stat().st_ino}"

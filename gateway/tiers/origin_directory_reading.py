@@ -1,0 +1,103 @@
+"""An object of the directory origin being read: one open file, checked after every block.
+
+The open file is the version: replacing or deleting the object leaves it whole. What others do to
+the file itself, in place, shows in its size or time, and breaks the read.
+"""
+
+import os
+from collections.abc import AsyncIterator
+from functools import partial
+from threading import Lock
+
+from gateway.errors import VersionChanged
+from gateway.model.objects import ObjectInfo
+from gateway.model.ranges import ByteRange
+from gateway.tiers.origin_directory_backend import Backend
+from gateway.tiers.origin_directory_records import Identity
+
+BLOCK_BYTES = 1024**2
+# Up to here the bytes come with the opening, in one trip to the thread, and no file stays open.
+AT_ONCE_BYTES = 256 * 1024
+
+
+class OpenFile:
+    """A descriptor, the file it was, and who uses it: `close` never pulls it from under a read."""
+
+    def __init__(self, fd: int, identity: Identity) -> None:
+        self._fd = fd
+        self._identity = identity
+        self._busy = Lock()
+        self._closing = False
+
+    def read(self, start: int, size_bytes: int) -> bytes:
+        """Exactly these bytes. Blocks. VersionChanged where the file is not what it was."""
+        with self._busy:
+            block = os.pread(self._fd, size_bytes, start)
+            while len(block) < size_bytes:
+                more = os.pread(self._fd, size_bytes - len(block), start + len(block))
+                if not more:
+                    raise VersionChanged("The file was cut while it was read.")
+                block += more
+            if Identity.of(os.fstat(self._fd)) != self._identity:
+                raise VersionChanged("The file was changed while it was read.")
+        if self._closing:
+            self.close()
+        return block
+
+    def close(self) -> None:
+        """Closes it now, or when the read that is running ends. Safe twice."""
+        self._closing = True
+        if self._busy.acquire(blocking=False):
+            try:
+                fd, self._fd = self._fd, -1
+                if fd >= 0:
+                    os.close(fd)
+            finally:
+                self._busy.release()
+
+
+class Opened:
+    """An `OpenedObject` over an open file, or over bytes that came with it."""
+
+    def __init__(
+        self, backend: Backend, info: ObjectInfo, wanted: ByteRange, source: OpenFile | bytes
+    ) -> None:
+        self._backend = backend
+        self._info = info
+        self._range = wanted
+        self._source = source
+
+    @property
+    def info(self) -> ObjectInfo:
+        return self._info
+
+    @property
+    def range(self) -> ByteRange:
+        return self._range
+
+    async def blocks(self) -> AsyncIterator[bytes]:
+        """As promised by `OpenedObject`."""
+        read_bytes = self._backend.metrics.origin_read_bytes
+        source = self._source
+        if isinstance(source, bytes):
+            if source:
+                read_bytes.inc(len(source))
+                yield source
+            return
+        position = self._range.start
+        while position < self._range.stop:
+            size_bytes = min(BLOCK_BYTES, self._range.stop - position)
+            read = partial(source.read, position, size_bytes)
+            block = await self._backend.step("GetObject", read)
+            position += len(block)
+            read_bytes.inc(len(block))
+            yield block
+
+    async def close(self) -> None:
+        """As promised by `OpenedObject`."""
+        self.discard()
+
+    def discard(self) -> None:
+        """As `close`, from any thread."""
+        if isinstance(self._source, OpenFile):
+            self._source.close()
