@@ -6,7 +6,6 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import structlog
-from gateway.tiers.disk import DiskTier
 
 from gateway.config import CacheConfig
 from gateway.errors import FeedrackError
@@ -14,6 +13,7 @@ from gateway.model.objects import ObjectInfo, ObjectRef, Span
 from gateway.store.buckets import Bucket, BucketTable
 from gateway.store.fill import Filler
 from gateway.store.versions import Ticket, VersionTable
+from gateway.tiers.disk import DiskTier
 
 log = structlog.get_logger()
 
@@ -48,8 +48,12 @@ class Core:
     async def close(self) -> None:
         """Ends what runs behind the answers; call when no request is in flight any more."""
         await self._filler.close()
-        tasks = list(self._background)
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self.settle()
+
+    async def settle(self) -> None:
+        """Waits for what runs behind the answers given so far."""
+        while self._background:
+            await asyncio.gather(*self._background, return_exceptions=True)
 
     @asynccontextmanager
     async def _writing(self, bucket: Bucket, keys: Sequence[str]) -> AsyncIterator["Writing"]:

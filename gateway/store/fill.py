@@ -14,12 +14,12 @@ import random
 from collections.abc import Callable
 
 import structlog
-from gateway.tiers.disk import DiskTier, SpanWriter
 
 from gateway.errors import FeedrackError, TierFull, TierUnavailable
 from gateway.model.objects import Span
 from gateway.model.ranges import ByteRange
 from gateway.telemetry.metrics import Metrics
+from gateway.tiers.disk import DiskTier, SpanWriter
 from gateway.tiers.protocol import OpenedObject, Origin, SpanReader, TierName
 
 _ATTEMPTS = 4

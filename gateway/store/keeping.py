@@ -7,12 +7,11 @@ disk will not take the bytes, what was staged is dropped and the object is simpl
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 
-from gateway.tiers.disk import DiskTier, SpanWriter
-
 from gateway.errors import TierFull, TierUnavailable
 from gateway.model.body import Body
 from gateway.model.objects import ObjectVersion
 from gateway.model.ranges import span
+from gateway.tiers.disk import DiskTier, SpanWriter
 
 _COPY_BYTES = 1024 * 1024
 

@@ -9,6 +9,9 @@ Law 2, "read what was written", rests on three rules kept here and nowhere else:
 * What a write itself taught is remembered only if no other write of the key overlapped it, since
   the origin alone knows which of two overlapping writes came last.
 
+What was written past us is noticed late, but not unlearned again: where the answers to overlapping
+questions name different versions neither is remembered, since nobody knows the later one.
+
 `generation` counts a key's begins and ends. It exists only while somebody holds a ticket, so the
 table stays as small as what is in flight, plus a bounded number of remembered versions.
 """
@@ -22,11 +25,13 @@ from gateway.model.objects import ObjectInfo, ObjectRef
 
 
 class Ticket(Struct, frozen=True, eq=False):
-    """Held from before a question or a write goes to the origin until it is over."""
+    """Held from before a question or a write goes to the origin until it is over. `answers` counts
+    what the table had remembered by then."""
 
     ref: ObjectRef
     generation: int
     drawn_at: float
+    answers: int
 
 
 class _InFlight(Struct):
@@ -38,6 +43,7 @@ class _InFlight(Struct):
 class _Known(Struct, frozen=True):
     info: ObjectInfo
     since: float
+    number: int
 
 
 class VersionTable:
@@ -52,6 +58,7 @@ class VersionTable:
         self._known: OrderedDict[ObjectRef, dict[str | None, _Known]] = OrderedDict()
         self._in_flight: dict[ObjectRef, _InFlight] = {}
         self._kept_unseen: OrderedDict[ObjectRef, None] = OrderedDict()
+        self._answers = 0
 
     def trusted(self, ref: ObjectRef, freshness_seconds: float | None) -> ObjectInfo | None:
         """The version to believe without asking; `freshness_seconds` None believes for ever."""
@@ -71,12 +78,20 @@ class VersionTable:
 
     def begin_read(self, ref: ObjectRef) -> Ticket:
         """Call before asking the origin; hand the ticket to `learn` and then to `end_read`."""
-        state = self._enter(ref)
-        return Ticket(ref, state.generation, self._now())
+        return self._ticket(ref, self._enter(ref))
 
     def learn(self, ticket: Ticket, info: ObjectInfo) -> bool:
         """Remembers the answer if it is still sure to be the last word; says whether it did."""
         if not self.valid(ticket):
+            return False
+        known = self._known.get(ticket.ref.current, {}).get(ticket.ref.version_id)
+        contradicted = (
+            known is not None
+            and known.number > ticket.answers
+            and not _same_version(known.info, info)
+        )
+        if contradicted or not info.cacheable:
+            self.forget(ticket.ref)
             return False
         self._remember(ticket, info)
         return True
@@ -95,7 +110,7 @@ class VersionTable:
         state.writers += 1
         state.generation += 1
         self._drop(ref)
-        return Ticket(ref, state.generation, self._now())
+        return self._ticket(ref, state)
 
     def end_write(self, ticket: Ticket, info: ObjectInfo | None) -> bool:
         """Call before the client is answered. `info`: the version written, None where it is not
@@ -106,7 +121,7 @@ class VersionTable:
         state.writers -= 1
         state.generation += 1
         self._leave(ref)
-        if info is None or not alone:
+        if info is None or not info.cacheable or not alone:
             return False
         self._remember(ticket, info)
         return True
@@ -133,6 +148,9 @@ class VersionTable:
         state.tickets += 1
         return state
 
+    def _ticket(self, ref: ObjectRef, state: _InFlight) -> Ticket:
+        return Ticket(ref, state.generation, self._now(), self._answers)
+
     def _leave(self, ref: ObjectRef) -> None:
         state = self._in_flight[ref.current]
         state.tickets -= 1
@@ -141,14 +159,13 @@ class VersionTable:
 
     def _remember(self, ticket: Ticket, info: ObjectInfo) -> None:
         ref = ticket.ref
+        self._answers += 1
         self._kept_unseen.pop(ref.current, None)
-        if not info.cacheable:
-            return
         versions = self._known.setdefault(ref.current, {})
         # Few versions of one key are read at a time; the bound keeps a history walk from growing.
         if len(versions) >= 16 and ref.version_id not in versions:
             versions.pop(next(iter(versions)))
-        versions[ref.version_id] = _Known(info, ticket.drawn_at)
+        versions[ref.version_id] = _Known(info, ticket.drawn_at, self._answers)
         self._known.move_to_end(ref.current)
         if len(self._known) > self._limit:
             self._known.popitem(last=False)
@@ -156,3 +173,12 @@ class VersionTable:
     def _drop(self, ref: ObjectRef) -> None:
         self._known.pop(ref.current, None)
         self._kept_unseen.pop(ref.current, None)
+
+
+def _same_version(one: ObjectInfo, other: ObjectInfo) -> bool:
+    """Whether both speak of one version; what else they tell of it may differ."""
+    return (one.etag, one.size_bytes, one.version_id) == (
+        other.etag,
+        other.size_bytes,
+        other.version_id,
+    )
