@@ -21,7 +21,7 @@ from gateway.index.records import Table
 
 # How long a write that nobody waits for may stay in memory, so that commits are worth their sync.
 _GATHER_SECONDS = 0.25
-_STEP_BYTES = 1024**2
+_STEP_BYTES = 256 * 1024
 _SLICE_ENTRIES = 4000
 # Beyond these, what could not be committed is not worth the memory: the caller starts over.
 _MAX_UNCOMMITTED = 200_000
@@ -37,25 +37,18 @@ class IndexLost(FeedrackError):  # noqa: N818 - named as the other internal erro
 class HeldIndex:
     """The tables of `records.Table` in one file of at most `max_bytes`.
 
-    Built in a thread (`open` reads the file), used on one event loop afterwards. `grow` is asked
-    for room before the file's map is made larger; `on_error` is told of commits that failed (they
-    are tried again by the next `flush`), with an OSError or IndexLost.
+    Built in a thread (that reads the file) and used on one event loop afterwards, once `serve`
+    has been called. lmdb.Error where the file is no index.
     """
 
-    def __init__(
-        self,
-        path: Path,
-        max_bytes: int,
-        *,
-        grow: Callable[[int], Awaitable[bool]],
-        on_error: Callable[[OSError | IndexLost], None],
-    ) -> None:
+    def __init__(self, path: Path, max_bytes: int) -> None:
         self._path = path
         self._max_bytes = max_bytes
-        self._grow = grow
-        self._on_error = on_error
+        self._grow: Callable[[int], Awaitable[bool]] | None = None
+        self._on_error: Callable[[OSError | IndexLost], None] | None = None
+        self._on_commit: Callable[[], None] | None = None
         size_bytes = path.stat().st_size if path.exists() else 0
-        self.map_bytes = max(_rounded(size_bytes), _rounded(min(max_bytes, _STEP_BYTES // 4)))
+        self.map_bytes = -(-size_bytes // 65_536) * 65_536 + _STEP_BYTES
         self._environment = open_environment(path, self.map_bytes)
         try:
             self._tables = [
@@ -74,6 +67,18 @@ class HeldIndex:
         self._task: asyncio.Task[None] | None = None
         self._closed = False
 
+    def serve(
+        self,
+        *,
+        grow: Callable[[int], Awaitable[bool]],
+        on_error: Callable[[OSError | IndexLost], None],
+        on_commit: Callable[[], None],
+    ) -> None:
+        """Allows writes. `grow` is asked for room before the file's map is made larger,
+        `on_error` hears of commits that failed (the next `flush` tries again), `on_commit` of
+        those that did not."""
+        self._grow, self._on_error, self._on_commit = grow, on_error, on_commit
+
     # Reading
     def get(self, table: Table, key: bytes) -> bytes | None:
         """The value as last written, committed or not."""
@@ -86,11 +91,15 @@ class HeldIndex:
 
     def committed(self, table: Table, key: bytes) -> bytes | None:
         """The value in the file. Safe in any thread of one environment."""
+        if self._closed:
+            return None
         with self._environment.begin(self._tables[table]) as transaction:
             return transaction.get(key)
 
     def entries(self, table: Table) -> int:
         """How many entries the file's table has."""
+        if self._closed:
+            return 0
         with self._environment.begin() as transaction:
             return int(transaction.stat(self._tables[table])["entries"])
 
@@ -126,6 +135,11 @@ class HeldIndex:
                 return
 
     # Writing
+    def clear(self, table: Table) -> None:
+        """Empties a table at once. Blocking: before the index is served."""
+        with self._environment.begin(write=True) as transaction:
+            transaction.drop(self._tables[table], delete=False)
+
     def put(self, table: Table, key: bytes, value: bytes) -> None:
         """Seen by every read from now on; committed a little later."""
         self._write(table, key, value)
@@ -196,12 +210,13 @@ class HeldIndex:
             # Newer writes win over those that did not get through.
             self._pending = self._writing | self._pending
             self._writing = {}
-            if len(self._pending) > _MAX_UNCOMMITTED:
-                self._on_error(IndexLost("too much could not be committed"))
-            else:
-                self._on_error(error)
+            too_much = len(self._pending) > _MAX_UNCOMMITTED
+            if self._on_error is not None:
+                self._on_error(IndexLost("too much could not be committed") if too_much else error)
             return False
         self._writing = {}
+        if self._on_commit is not None:
+            self._on_commit()
         return True
 
     async def _store(self, batch: Batch) -> None:
@@ -209,19 +224,24 @@ class HeldIndex:
             try:
                 await self._run(self._transact, batch)
             except lmdb.MapFullError as error:
-                step = min(max(_STEP_BYTES, self.map_bytes // 4), self._max_bytes - self.map_bytes)
-                step -= step % 4096
-                if step <= 0 or not await self._grow(step):
-                    raise IndexLost("the index is full") from error
-                # The map may move only while no transaction is open: none is on this thread, and
-                # the turn keeps the other one idle.
-                async with self._turn:
-                    self._environment.set_mapsize(self.map_bytes + step)
-                    self.map_bytes += step
+                await self._enlarge(error)
             except lmdb.Error as error:
                 raise translated(error, self._path) from error
             else:
                 return
+
+    async def _enlarge(self, error: lmdb.MapFullError) -> None:
+        step = min(max(_STEP_BYTES, self.map_bytes // 4), self._max_bytes - self.map_bytes)
+        step -= step % 4096
+        if step <= 0 or self._grow is None:
+            raise IndexLost("the index is full") from error
+        if not await self._grow(step):
+            raise OSError(errno.ENOSPC, "no room for the index", str(self._path)) from error
+        # The map may move only while no transaction is open: none is on this thread, and the
+        # turn keeps the other one idle.
+        async with self._turn:
+            self._environment.set_mapsize(self.map_bytes + step)
+            self.map_bytes += step
 
     def _transact(self, batch: Batch) -> None:
         with self._environment.begin(write=True) as transaction:
@@ -291,7 +311,3 @@ def translated(error: lmdb.Error, path: Path) -> OSError | IndexLost:
     if code == errno.EACCES:
         code = errno.EROFS
     return OSError(code, error.reason, str(path))
-
-
-def _rounded(size_bytes: int) -> int:
-    return -(-size_bytes // 65_536) * 65_536

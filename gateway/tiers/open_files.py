@@ -8,7 +8,7 @@ import asyncio
 import errno
 import os
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
@@ -51,10 +51,10 @@ class DiskThreads:
 class OpenFile:
     """A descriptor and who uses it. Use between `OpenFiles.acquire` and `release` only."""
 
-    __slots__ = ("descriptor", "on_closed", "path", "users", "wanted")
+    __slots__ = ("descriptor", "name", "on_closed", "users", "wanted")
 
-    def __init__(self, path: Path, descriptor: int) -> None:
-        self.path = path
+    def __init__(self, name: Hashable, descriptor: int) -> None:
+        self.name = name
         self.descriptor = descriptor
         self.users = 1
         self.wanted = True
@@ -62,29 +62,30 @@ class OpenFile:
 
 
 class OpenFiles:
-    """Files by path; those not in use stay open while they are among the last few used."""
+    """Files by the name their owner gives them; those not in use stay open while they are among
+    the last few used."""
 
     def __init__(self, threads: DiskThreads, *, keep_open: int = _KEEP_OPEN) -> None:
         self._threads = threads
         self._keep_open = keep_open
-        self._files: OrderedDict[Path, OpenFile] = OrderedDict()
+        self._files: OrderedDict[Hashable, OpenFile] = OrderedDict()
         self._nowait = True
 
-    def cached(self, path: Path) -> OpenFile | None:
+    def cached(self, name: Hashable) -> OpenFile | None:
         """The file if it is open, now used by the caller too."""
-        file = self._files.get(path)
+        file = self._files.get(name)
         if file is not None:
             file.users += 1
-            self._files.move_to_end(path)
+            self._files.move_to_end(name)
         return file
 
-    async def acquire(self, path: Path, flags: int = os.O_RDONLY, mode: int = 0o600) -> OpenFile:
+    async def acquire(self, name: Hashable, path: Path, flags: int = os.O_RDONLY) -> OpenFile:
         """The file, opened if need be. OSError where it cannot be; TierUnavailable where the
-        process has no descriptor left. One path is always opened with the same flags."""
-        file = self.cached(path)
+        process has no descriptor left. One name is always opened with the same flags."""
+        file = self.cached(name)
         if file is not None:
             return file
-        opening = self._threads.read(os.open, path, flags | os.O_CLOEXEC, mode)
+        opening = self._threads.read(os.open, path, flags | os.O_CLOEXEC, 0o600)
         try:
             descriptor = await asyncio.shield(opening)
         except asyncio.CancelledError:
@@ -94,11 +95,11 @@ class OpenFiles:
             if error.errno in (errno.EMFILE, errno.ENFILE):
                 raise TierUnavailable("no file descriptor is left") from error
             raise
-        file = self.cached(path)
+        file = self.cached(name)
         if file is not None:
             os.close(descriptor)
             return file
-        file = self._files[path] = OpenFile(path, descriptor)
+        file = self._files[name] = OpenFile(name, descriptor)
         self._shrink()
         return file
 
@@ -111,17 +112,16 @@ class OpenFiles:
             else:
                 self._shrink()
 
-    def rename(self, old: Path, new: Path) -> None:
-        """Tells that a file has another name now, perhaps in place of another file."""
+    def rename(self, old: Hashable, new: Hashable) -> None:
+        """Tells that a file goes by another name now, which no other file has."""
         file = self._files.pop(old, None)
-        self.drop(new)
         if file is not None:
-            file.path = new
+            file.name = new
             self._files[new] = file
 
-    def drop(self, path: Path, on_closed: Callable[[], None] | None = None) -> None:
+    def drop(self, name: Hashable, on_closed: Callable[[], None] | None = None) -> None:
         """Lets go of a file that was removed; `on_closed` once nobody has it open any more."""
-        file = self._files.pop(path, None)
+        file = self._files.pop(name, None)
         if file is None:
             if on_closed is not None:
                 on_closed()
@@ -134,8 +134,8 @@ class OpenFiles:
 
     def close(self) -> None:
         """Closes what is not in use, and the rest as soon as it is not."""
-        for path in list(self._files):
-            self.drop(path)
+        for name in list(self._files):
+            self.drop(name)
 
     async def read(self, file: OpenFile, offset: int, size_bytes: int) -> bytearray | bytes:
         """`size_bytes` from `offset`, fewer only at the file's end. OSError."""
@@ -164,8 +164,8 @@ class OpenFiles:
         excess = len(self._files) - self._keep_open
         if excess <= 0:
             return
-        for path in [path for path, file in self._files.items() if file.users == 0][:excess]:
-            self.drop(path)
+        for name in [name for name, file in self._files.items() if file.users == 0][:excess]:
+            self.drop(name)
 
     def _close(self, file: OpenFile) -> None:
         if not file.on_closed:
@@ -174,7 +174,11 @@ class OpenFiles:
         # The last close of a removed file frees its blocks, which takes a while.
         closing = self._threads.write(os.close, file.descriptor)
         for call in file.on_closed:
-            closing.add_done_callback(lambda _, call=call: call())
+            closing.add_done_callback(_then(call))
+
+
+def _then(call: Callable[[], None]) -> Callable[[object], None]:
+    return lambda _: call()
 
 
 def _read_fully(descriptor: int, offset: int, size_bytes: int) -> bytes:

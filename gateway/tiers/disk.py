@@ -1,0 +1,401 @@
+"""The local disk as a tier: chunks and small objects within a capacity, warm over restarts.
+
+The cache is disposable and never in the way. A disk that is full, read-only, failing or gone makes
+the tier take nothing in (`accepting` is False) while it still serves what it can; it looks every
+few seconds whether the disk is well again, and goes on by itself.
+"""
+
+import asyncio
+import errno
+import os
+import time
+from collections.abc import Callable
+
+import lmdb
+import msgspec
+import structlog
+from msgspec import Struct
+
+from gateway.config import CacheConfig, ConfigError
+from gateway.errors import FeedrackError, TierFull, TierUnavailable
+from gateway.index.held import HeldIndex, IndexLost, translated
+from gateway.index.records import (
+    ObjectRecord,
+    Table,
+    decode_chunk,
+    decode_object,
+    decode_small,
+    encode,
+    find,
+    object_key,
+    raw_text,
+    version_of,
+    with_info,
+)
+from gateway.model.objects import ObjectInfo, ObjectRef, Span
+from gateway.telemetry.metrics import Metrics
+from gateway.tiers.folder import Folder
+from gateway.tiers.health import Health, Reason, reason_of
+from gateway.tiers.holding import Found, Holding, Sizes, recover
+from gateway.tiers.open_files import DiskThreads
+from gateway.tiers.protocol import SpanReader, TierName
+from gateway.tiers.staging import SpanWriter
+
+__all__ = ["DiskTier", "DiskUsage", "SpanWriter"]
+
+_LOOK_SECONDS = 2.0
+
+log = structlog.get_logger()
+
+
+class DiskUsage(Struct, frozen=True, kw_only=True):
+    """What the cache holds now. `degraded`: why nothing is taken in, None while all is well."""
+
+    bytes: int
+    capacity_bytes: int
+    chunks: int
+    shards: int
+    objects: int
+    degraded: Reason | None
+
+
+class DiskTier:
+    """The cache on this node's disk. One event loop; `start` before anything else."""
+
+    def __init__(
+        self,
+        config: CacheConfig,
+        metrics: Metrics,
+        *,
+        now: Callable[[], float] = time.monotonic,
+        look_seconds: float = _LOOK_SECONDS,
+    ) -> None:
+        self._config = config
+        self._metrics = metrics
+        self._now = now
+        self._look_seconds = look_seconds
+        self._health = Health(metrics)
+        self._threads = DiskThreads()
+        self._holding: Holding | None = None
+        self._looking: asyncio.Task[None] | None = None
+        self._look_now = asyncio.Event()
+        self._lost: str | None = None
+
+    @property
+    def name(self) -> TierName:
+        return "disk"
+
+    @property
+    def accepting(self) -> bool:
+        """Whether bytes are taken in; False means: pass through."""
+        return self._holding is not None and self._health.reason is None
+
+    async def start(self) -> None:
+        """Recovers what is held. ConfigError where another process uses the folder; a disk that
+        cannot be used is no error: the tier is degraded and keeps trying."""
+        self._metrics.cache_capacity_bytes.set(self._config.capacity)
+        await self._attach(blind=False)
+        self._looking = asyncio.create_task(self._look())
+
+    async def close(self) -> None:
+        """Writes what waits in memory. Nothing may be read or written afterwards."""
+        if self._looking is not None:
+            self._looking.cancel()
+            await asyncio.gather(self._looking, return_exceptions=True)
+        await self._detach()
+        self._threads.close()
+
+    # Bytes
+    async def open(self, span: Span) -> SpanReader | None:
+        """A reader of a small object or a chunk, or None where it is not held here."""
+        holding = self._holding
+        if holding is None:
+            return None
+        if self._is_small(span):
+            return await holding.packed.open(span)
+        return await holding.chunks.open(span)
+
+    async def begin(self, size_bytes: int) -> SpanWriter:
+        """A growing chunk file with room for `size_bytes`. TierFull, TierUnavailable."""
+        holding = self._accepting()
+        try:
+            return await holding.staging.begin(size_bytes)
+        except (TierFull, TierUnavailable) as error:
+            self._unkept(error)
+            raise
+
+    async def keep(self, span: Span, data: bytes) -> None:
+        """Keeps a whole small object; nothing where it is held. TierFull, TierUnavailable."""
+        if not self._is_small(span) or len(data) != span.size_bytes:
+            raise ValueError("not a whole small object")
+        holding = self._accepting()
+        try:
+            await holding.packed.keep(span, data)
+        except (TierFull, TierUnavailable) as error:
+            self._unkept(error)
+            raise
+
+    # What is known of objects
+    async def remember(self, ref: ObjectRef, info: ObjectInfo) -> None:
+        """Remembers what an object is, over restarts, and lets go of the version it replaces."""
+        holding = self._holding
+        if holding is None:
+            return
+        key = object_key(ref)
+        record = self._remembered(holding, key, ref)
+        replaced = find(record, ref) if record is not None else None
+        if replaced is not None and replaced.etag != info.etag:
+            self._let_go(holding, ref, record, ref.version_id)
+        try:
+            raw = encode(with_info(record, ref, info))
+        except UnicodeEncodeError:
+            # A header or ETag that is not text cannot be kept in the index; ask again instead.
+            holding.index.delete(Table.OBJECTS, key)
+            return
+        if self._health.reason is None:
+            holding.index.put(Table.OBJECTS, key, raw)
+        elif replaced is not None and replaced != info:
+            holding.index.delete(Table.OBJECTS, key)
+
+    def recall(self, ref: ObjectRef) -> ObjectInfo | None:
+        """What was last remembered of the object; None where nothing is."""
+        holding = self._holding
+        if holding is None:
+            return None
+        record = self._remembered(holding, object_key(ref), ref)
+        return find(record, ref) if record is not None else None
+
+    async def forget(self, ref: ObjectRef) -> None:
+        """Forgets a key in all its version ids and lets go of what is held of them. On return it
+        is forgotten for good, also if the process dies now."""
+        holding = self._holding
+        if holding is None:
+            return
+        key = object_key(ref)
+        record = self._remembered(holding, key, ref)
+        if record is not None:
+            self._let_go(holding, ref, record, None, everything=True)
+            holding.index.delete(Table.OBJECTS, key)
+        if holding.index.committed(Table.OBJECTS, key) is None:
+            return
+        if not await holding.index.flush():
+            await self._threads.write(holding.folder.distrust)
+
+    # Looking in from outside
+    def usage(self) -> DiskUsage:
+        """What is held now."""
+        holding = self._holding
+        return DiskUsage(
+            bytes=holding.room.used_bytes if holding else 0,
+            capacity_bytes=self._config.capacity,
+            chunks=len(holding.policy) - holding.packed.sealed if holding else 0,
+            shards=holding.packed.shards if holding else 0,
+            objects=holding.index.entries(Table.OBJECTS) if holding else 0,
+            degraded=self._health.reason,
+        )
+
+    async def held_bytes(self, origin: str, bucket: str, prefix: str) -> int:
+        """Object bytes held of the keys with that prefix; reads the whole index, in a thread."""
+        holding = self._holding
+        if holding is None:
+            return 0
+        await holding.packed.flush()
+        await holding.index.flush()
+        total = 0
+        wanted = (origin, raw_text(bucket), raw_text(prefix))
+
+        def visit(decode: Callable[[bytes], object], raw: bytes) -> None:
+            nonlocal total
+            try:
+                record = decode(raw)
+            except msgspec.MsgspecError:
+                return
+            name, size_bytes = record.name, record.size_bytes  # type: ignore[attr-defined]
+            if (name.origin, name.bucket) == wanted[:2] and name.key.startswith(wanted[2]):
+                total += size_bytes
+
+        await holding.index.scan(Table.CHUNKS, lambda _, raw: visit(decode_chunk, raw))
+        await holding.index.scan(Table.SMALL, lambda _, raw: visit(decode_small, raw))
+        return total
+
+    def _is_small(self, span: Span) -> bool:
+        return span.version.size_bytes <= self._config.small_object_limit
+
+    def _accepting(self) -> Holding:
+        if self._holding is None or self._health.reason is not None:
+            error = TierUnavailable(f"the cache disk takes nothing in: {self._health.reason}")
+            self._unkept(error)
+            raise error
+        return self._holding
+
+    def _unkept(self, error: TierFull | TierUnavailable) -> None:
+        full = isinstance(error, TierFull)
+        self._metrics.cache_unkept.labels("full" if full else "degraded").inc()
+
+    def _remembered(self, holding: Holding, key: bytes, ref: ObjectRef) -> ObjectRecord | None:
+        raw = holding.index.get(Table.OBJECTS, key)
+        if raw is None:
+            return None
+        try:
+            record = decode_object(raw)
+        except msgspec.MsgspecError:
+            holding.index.delete(Table.OBJECTS, key)
+            return None
+        ours = (ref.origin, raw_text(ref.bucket), raw_text(ref.key))
+        return record if (record.origin, record.bucket, record.key) == ours else None
+
+    def _let_go(
+        self,
+        holding: Holding,
+        ref: ObjectRef,
+        record: ObjectRecord | None,
+        version_id: str | None,
+        *,
+        everything: bool = False,
+    ) -> None:
+        wanted = None if version_id is None else raw_text(version_id)
+        for remembered in record.versions if record is not None else ():
+            if everything or remembered.version_id == wanted:
+                version = version_of(ref, remembered)
+                if version.size_bytes <= self._config.small_object_limit:
+                    holding.packed.forget(version)
+                else:
+                    holding.chunks.forget(version)
+
+    # The disk coming and going
+    async def _attach(self, *, blind: bool) -> None:
+        """Opens the folder and recovers. `blind`: there was a time when nothing could be noted."""
+        folder: Folder | None = None
+        try:
+            folder = await self._threads.write(
+                Folder, self._config.path, int(self._config.chunk_size)
+            )
+            index, found = await self._threads.write(self._open_index, folder, blind)
+            holding = Holding(
+                self._config,
+                folder,
+                index,
+                found,
+                self._threads,
+                self._metrics,
+                lambda error: self._failed(holding, error),
+                self._now,
+            )
+            self._holding = holding
+            await holding.room.shrink()
+            if not await index.flush():
+                await self._detach()
+                return
+            await self._threads.write(folder.begin_session)
+        except (OSError, FeedrackError) as error:
+            if self._holding is not None:
+                await self._detach()
+            elif folder is not None:
+                await self._threads.write(folder.close)
+            if isinstance(error, ConfigError) and not blind:
+                raise
+            self._health.failed(
+                reason_of(error) if isinstance(error, OSError) else "io-error", str(error)
+            )
+            return
+        self._health.recovered()
+        log.info("cache open", path=str(self._config.path), bytes=holding.room.used_bytes)
+
+    def _open_index(self, folder: Folder, blind: bool) -> tuple[HeldIndex, Found]:
+        sizes = Sizes(self._config)
+        if not folder.index_is_sound():
+            folder.start_over()
+        try:
+            index = HeldIndex(folder.index_path, sizes.index_bytes)
+        except lmdb.Error as error:
+            failure = translated(error, folder.index_path)
+            if isinstance(failure, OSError) and failure.errno != errno.EIO:
+                raise failure from error
+            log.exception("index unusable: starting empty")
+            folder.start_over()
+            index = HeldIndex(folder.index_path, sizes.index_bytes)
+        if blind or not folder.trusted:
+            index.clear(Table.OBJECTS)
+        return index, recover(folder, index)
+
+    async def _detach(self) -> None:
+        holding, self._holding = self._holding, None
+        if holding is None:
+            return
+        whole = await holding.close()
+        if not whole:
+            await self._threads.write(holding.folder.distrust)
+        try:
+            await self._threads.write(lambda: holding.folder.close(clean=whole))
+        except OSError as error:
+            log.warning("the cache's session could not be ended", reason=str(error))
+        self._metrics.cache_bytes.set(0)
+
+    def _failed(self, holding: Holding, error: OSError | IndexLost) -> None:
+        if holding is not self._holding:
+            return
+        if isinstance(error, IndexLost):
+            self._lost = str(error)
+            self._health.failed("io-error", str(error))
+        else:
+            self._health.failed(self._reason(error), str(error))
+        self._look_now.set()
+
+    def _reason(self, error: OSError) -> Reason:
+        reason = reason_of(error)
+        if reason == "io-error":
+            # LMDB calls a write that a full disk cut short an I/O error.
+            try:
+                left = os.statvfs(self._config.path)
+            except OSError as worse:
+                return reason_of(worse)
+            if left.f_bavail * left.f_frsize < 1024**2:
+                return "full"
+        return reason
+
+    async def _look(self) -> None:
+        """Watches over the disk for as long as the tier is open."""
+        while True:
+            try:
+                async with asyncio.timeout(self._look_seconds):
+                    await self._look_now.wait()
+            except TimeoutError:
+                await self._look_after()
+            else:
+                self._look_now.clear()
+                await self._look_closer()
+
+    async def _look_closer(self) -> None:
+        """Something failed just now: is the folder still there, is the index still good?"""
+        holding = self._holding
+        if holding is None:
+            return
+        if self._lost is not None:
+            log.error("cache starts empty", reason=self._lost)
+            self._lost = None
+            await self._detach()
+            await self._threads.write(self._remove_index)
+            await self._attach(blind=True)
+        elif not await self._threads.read(holding.folder.is_there):
+            self._health.failed("missing", f"{self._config.path} is not there any more")
+            await self._detach()
+
+    def _remove_index(self) -> None:
+        try:
+            (self._config.path / "index.lmdb").unlink(missing_ok=True)
+        except OSError:
+            log.exception("the index cannot be removed")
+
+    async def _look_after(self) -> None:
+        await self._look_closer()
+        holding = self._holding
+        if holding is None:
+            await self._attach(blind=True)
+        elif self._health.reason is not None:
+            try:
+                await self._threads.write(holding.folder.probe)
+            except OSError as error:
+                self._health.failed(self._reason(error), str(error))
+                return
+            if await holding.index.flush():
+                self._health.recovered()

@@ -1,0 +1,56 @@
+"""Whether the cache disk takes anything in: what went wrong, said once, loudly, and counted."""
+
+import errno
+from typing import Literal
+
+import structlog
+
+from gateway.telemetry.metrics import Metrics
+
+Reason = Literal["full", "read-only", "io-error", "missing"]
+
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+_READ_ONLY = frozenset({errno.EROFS, errno.EACCES, errno.EPERM})
+_MISSING = frozenset({errno.ENOENT, errno.ESTALE, errno.ENODEV, errno.ENXIO, errno.ENOTDIR})
+
+log = structlog.get_logger()
+
+
+def is_full(error: OSError) -> bool:
+    """Whether the disk has no space left."""
+    return error.errno in _FULL
+
+
+def reason_of(error: OSError) -> Reason:
+    """What a disk's error means for the cache."""
+    if error.errno in _FULL:
+        return "full"
+    if error.errno in _READ_ONLY:
+        return "read-only"
+    return "missing" if error.errno in _MISSING else "io-error"
+
+
+class Health:
+    """The present state: `reason` is None while all is well."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._gauge = metrics.cache_degraded
+        self.reason: Reason | None = None
+
+    def failed(self, reason: Reason, detail: str) -> None:
+        """From now on nothing is taken in."""
+        if reason == self.reason:
+            return
+        if self.reason is not None:
+            self._gauge.labels(self.reason).set(0)
+        self.reason = reason
+        self._gauge.labels(reason).set(1)
+        log.error("cache degraded: reads pass through to the origin", reason=reason, detail=detail)
+
+    def recovered(self) -> None:
+        """The disk takes bytes in again."""
+        if self.reason is None:
+            return
+        self._gauge.labels(self.reason).set(0)
+        log.warning("cache recovered", reason=self.reason)
+        self.reason = None
