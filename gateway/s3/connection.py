@@ -9,7 +9,7 @@ import asyncio
 from typing import Any, Protocol, cast
 
 import structlog
-from aiohttp import web
+from aiohttp import StreamReader, web
 from aiohttp.http_exceptions import HttpProcessingError, InvalidURLError, LineTooLong
 
 from gateway.config import LimitsConfig
@@ -68,6 +68,7 @@ class Connection(web.RequestHandler):
         # How much the client has not taken yet, and since when it has been that much.
         self._untaken_bytes = 0
         self._untaken_since = 0.0
+        self._last_body: StreamReader | None = None
         self._gone = asyncio.Event()
         self.answering = False
 
@@ -90,6 +91,8 @@ class Connection(web.RequestHandler):
         if self._deaf:
             return
         super().data_received(data)
+        if self._messages:
+            self._last_body = self._messages[-1][1]
         if not self.idle:
             self._head_since = None
             self._head_bytes = 0
@@ -102,13 +105,13 @@ class Connection(web.RequestHandler):
 
     def eof_received(self) -> bool:  # type: ignore[override]
         """Answers an upload that was cut short, if the client still listens; else closes."""
-        request = self._current_request
-        if self._deaf or request is None or request.content.is_eof():
+        body = self._last_body
+        if self._deaf or body is None or body.is_eof():
             return False
         if self.ssl_context is not None:
             # TLS has no half-closed connections here: asyncio closes it whatever is returned.
             return False
-        request.content.set_exception(EOFError("The body ended early."))
+        body.set_exception(EOFError("The body ended early."))
         self._close = True
         self.hurry()
         return True

@@ -12,10 +12,12 @@ from collections.abc import Awaitable, Callable
 import structlog
 from msgspec import Struct
 
+from gateway.auth.request import RequestHead
 from gateway.auth.sigv4 import Authenticator
 from gateway.config import Config
 from gateway.errors import (
     InternalError,
+    RequestHeaderSectionTooLarge,
     S3Error,
     ServiceUnavailable,
     TierUnavailable,
@@ -129,7 +131,7 @@ class Endpoint:
     def refuse(self, failure: S3Error, resource: str = "/") -> Answer:
         """The answer to what never became a request."""
         record = _Record(secrets.token_hex(8).upper(), 0.0)
-        return self._failed(failure, record, resource)
+        return self._signed_off(self._failed(failure, record, resource), record)
 
     async def _attempt(self, exchange: Exchange, record: _Record) -> None:
         try:
@@ -151,6 +153,8 @@ class Endpoint:
 
     async def _answer(self, exchange: Exchange, record: _Record) -> Answer:
         head = exchange.head
+        if _head_bytes(head) > self._config.limits.header_bytes:
+            raise RequestHeaderSectionTooLarge
         operation = record.operation = match(head, self._config.virtual_host_domain)
         identity = self._authenticator.authenticate(head)
         if identity.tenant is not None:
@@ -168,6 +172,10 @@ class Endpoint:
     async def _send(self, exchange: Exchange, record: _Record, answer: Answer) -> None:
         record.status = answer.status
         record.tier = answer.tier
+        await exchange.send(self._signed_off(answer, record))
+
+    def _signed_off(self, answer: Answer, record: _Record) -> Answer:
+        """The answer with what every answer tells: who gave it, and to which request."""
         headers = {
             **answer.headers,
             "server": "feedrack",
@@ -177,7 +185,7 @@ class Endpoint:
         if answer.tier is not None:
             headers["x-feedrack-tier"] = answer.tier
         answer.headers = headers
-        await exchange.send(answer)
+        return answer
 
     async def _send_failure(self, exchange: Exchange, record: _Record, failure: S3Error) -> None:
         record.tier = None
@@ -237,6 +245,11 @@ class Endpoint:
             remote=exchange.remote,
             **({} if record.broken is None else {"broken": record.broken}),
         )
+
+
+def _head_bytes(head: RequestHead) -> int:
+    lines = sum(len(name) + len(value) + 4 for name, value in head.headers)
+    return len(head.path) + len(head.query) + lines
 
 
 def _authorise(call: Call) -> None:
