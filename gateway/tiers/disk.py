@@ -112,7 +112,7 @@ class DiskTier:
         if holding is None:
             return None
         if self._is_small(span):
-            return await holding.packed.open(span)
+            return await holding.small.open(span)
         return await holding.chunks.open(span)
 
     async def begin(self, size_bytes: int) -> SpanWriter:
@@ -130,7 +130,7 @@ class DiskTier:
             raise ValueError("not a whole small object")
         holding = self._accepting()
         try:
-            await holding.packed.keep(span, data)
+            await holding.small.keep(span, data)
         except (TierFull, TierUnavailable) as error:
             self._unkept(error)
             raise
@@ -188,8 +188,8 @@ class DiskTier:
         return DiskUsage(
             bytes=holding.room.used_bytes if holding else 0,
             capacity_bytes=self._config.capacity,
-            chunks=len(holding.policy) - holding.packed.sealed if holding else 0,
-            shards=holding.packed.shards if holding else 0,
+            chunks=len(holding.policy) - holding.small.sealed if holding else 0,
+            shards=holding.small.shards if holding else 0,
             objects=holding.index.entries(Table.OBJECTS) if holding else 0,
             degraded=self._health.reason,
         )
@@ -199,7 +199,7 @@ class DiskTier:
         holding = self._holding
         if holding is None:
             return 0
-        await holding.packed.flush()
+        await holding.small.log.flush()
         await holding.index.flush()
         total = 0
         wanted = (origin, raw_text(bucket), raw_text(prefix))
@@ -258,7 +258,7 @@ class DiskTier:
             if everything or remembered.version_id == wanted:
                 version = version_of(ref, remembered)
                 if version.size_bytes <= self._config.small_object_limit:
-                    holding.packed.forget(version)
+                    holding.small.forget(version)
                 else:
                     holding.chunks.forget(version)
 

@@ -18,8 +18,8 @@ from gateway.tiers.chunks import ChunkStore
 from gateway.tiers.eviction import Policy, Victim
 from gateway.tiers.folder import Folder
 from gateway.tiers.open_files import DiskThreads, OpenFiles
-from gateway.tiers.packed import PackedStore
 from gateway.tiers.room import FIXED_BYTES, Item, Room, on_disk
+from gateway.tiers.small import SmallStore
 from gateway.tiers.staging import Staging
 
 _MIN_SHARD_BYTES = 4 * 1024**2
@@ -86,7 +86,7 @@ class Holding:
             failed=failed,
             now=now,
         )
-        self.packed = PackedStore(
+        self.small = SmallStore(
             folder.path,
             shard_bytes=sizes.shard_bytes,
             index=index,
@@ -104,9 +104,10 @@ class Holding:
             metrics,
             pinned=lambda item: isinstance(item, bytes) and self.chunks.is_read(item),
             evict=self._evict,
-            seal=self.packed.seal,
+            seal=self.small.log.seal,
         )
-        self.chunks.room = self.packed.room = self.room
+        self.chunks.room = self.room
+        self.small.use(self.room)
         self.staging = Staging(
             folder.path,
             room=self.room,
@@ -138,7 +139,7 @@ class Holding:
     async def close(self) -> bool:
         """Writes what waits and closes everything but the folder; whether all was written."""
         self.staging.closed = True
-        await self.packed.seal()
+        await self.small.log.seal()
         if self._trimming is not None:
             await asyncio.gather(self._trimming, return_exceptions=True)
         await self.chunks.settle()
@@ -160,12 +161,12 @@ class Holding:
     async def _evict(self, victims: list[Victim[Item]]) -> None:
         for victim in victims:
             if isinstance(victim.item, int):
-                await self.packed.evict(victim.item, victim.size_bytes)
+                await self.small.evict(victim.item, victim.size_bytes)
         await self.chunks.evict([victim for victim in victims if isinstance(victim.item, bytes)])
 
     def _spent(self, item: Item) -> None:
         if isinstance(item, int):
-            self.packed.spend(item)
+            self.small.spend(item)
 
     async def _trim(self) -> None:
         """Forgets an eighth of what is remembered, and evicts one shard or a few chunks."""

@@ -1,0 +1,283 @@
+"""Small objects: found through the index, read by file offset, verified whole.
+
+A shard that has to go is emptied as a log is: what was read since it was written moves on to the
+shard of what is worth keeping, the rest is dropped with the file.
+"""
+
+import asyncio
+import errno
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import structlog
+import xxhash
+
+from gateway.errors import TierUnavailable
+from gateway.index.held import HeldIndex, IndexLost
+from gateway.index.records import (
+    SmallRecord,
+    Table,
+    decode_small,
+    extent_key,
+    is_of,
+    name_of,
+    unpack_entries,
+)
+from gateway.model.objects import ObjectVersion, Span
+from gateway.telemetry.metrics import Metrics
+from gateway.tiers.eviction import MAX_READS, Policy
+from gateway.tiers.open_files import DiskThreads, OpenFiles
+from gateway.tiers.packed import ShardLog, shard_path
+from gateway.tiers.protocol import TierName
+from gateway.tiers.room import Item, Room
+
+_SPENT = bytes(max(0, reads - 1) for reads in range(256))
+
+log = structlog.get_logger()
+
+
+class SmallStore:
+    """The small objects of this node. `failed` hears of disk errors; `shards` are those found at
+    the start."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        shard_bytes: int,
+        index: HeldIndex,
+        policy: Policy[Item],
+        files: OpenFiles,
+        threads: DiskThreads,
+        metrics: Metrics,
+        failed: Callable[[OSError | IndexLost], None],
+        shards: dict[int, int],
+    ) -> None:
+        self._folder = folder
+        self._shard_bytes = shard_bytes
+        self._index = index
+        self._policy = policy
+        self._files = files
+        self._threads = threads
+        self._metrics = metrics
+        self._failed = failed
+        self._sealed = set(shards)
+        self._reads: dict[int, dict[int, bytearray]] = {}
+        self._room: Room | None = None
+        self.log = ShardLog(
+            folder,
+            shard_bytes=shard_bytes,
+            last_shard=max(shards, default=0),
+            index=index,
+            threads=threads,
+            metrics=metrics,
+            sealed=self._seal,
+            failed=failed,
+        )
+
+    def use(self, room: Room) -> None:
+        """Tells where room is to be had; before anything else."""
+        self._room = self.log.room = room
+
+    @property
+    def shards(self) -> int:
+        """Shards on disk, those that still grow included."""
+        return len(self._sealed) + len(self.log.growing)
+
+    @property
+    def sealed(self) -> int:
+        """Shards that no longer grow."""
+        return len(self._sealed)
+
+    async def open(self, span: Span) -> "SmallReader | None":
+        """A reader of the object, already read and verified; None where it is not here."""
+        digest = span.version.digest
+        member = self.log.buffered(digest)
+        if member is not None:
+            return SmallReader(member.data) if member.name == name_of(span.version) else None
+        record = self._record(digest, span)
+        if record is None:
+            return None
+        try:
+            file = self._files.cached(record.shard) or await self._files.acquire(
+                record.shard, self._path(record.shard)
+            )
+        except OSError as error:
+            self._lost(digest, record, error)
+            return None
+        try:
+            data = await self._files.read(file, record.offset, record.size_bytes)
+        except OSError as error:
+            self._corrupt(digest, record, str(error))
+            return None
+        finally:
+            self._files.release(file)
+        if len(data) != record.size_bytes or xxhash.xxh3_64_intdigest(data) != record.sum:
+            self._corrupt(digest, record, "checksum")
+            return None
+        self._count(record)
+        return SmallReader(data)
+
+    def holds(self, span: Span) -> bool:
+        """Whether the object is here."""
+        digest = span.version.digest
+        return self.log.buffered(digest) is not None or self._record(digest, span) is not None
+
+    async def keep(self, span: Span, data: bytes) -> None:
+        """Takes an object in. TierFull, TierUnavailable."""
+        if self.holds(span):
+            return
+        digest = span.version.digest
+        main = self._policy.wins(digest, len(data))
+        await self.log.add(digest, name_of(span.version), data, main=main)
+
+    def forget(self, version: ObjectVersion) -> None:
+        """Drops an object; its bytes go with its shard."""
+        digest = version.digest
+        self.log.discard(digest)
+        self._index.delete(Table.SMALL, digest)
+
+    async def evict(self, shard: int, size_bytes: int) -> None:
+        """Moves on what was read of a shard that the policy no longer counts, and removes it.
+        TierUnavailable where that fails."""
+        if not await self._empty(shard, size_bytes // 2):
+            log.warning("shard given up", shard=shard)
+        self._sealed.discard(shard)
+        self._reads.pop(shard, None)
+        try:
+            await self._threads.write(self._path(shard).unlink, True)
+        except OSError as error:
+            self._failed(error)
+            raise TierUnavailable(f"an evicted shard cannot be removed: {error}") from error
+        self._files.drop(shard, lambda: self._release(size_bytes))
+        self._metrics.evicted_bytes.inc(size_bytes)
+
+    def spend(self, shard: int) -> None:
+        """The shard paid with a read for staying: so do its objects."""
+        for extent, reads in self._reads.get(shard, {}).items():
+            self._reads[shard][extent] = reads.translate(_SPENT)
+
+    def _seal(self, shard: int, size_bytes: int, main: bool) -> None:
+        self._sealed.add(shard)
+        self._policy.add(shard, size_bytes, main=main)
+
+    async def _empty(self, shard: int, budget_bytes: int) -> bool:
+        """Drops a shard's objects from the index, moving on those that were read, the most read
+        first, as far as they fit. False where its list could not be followed to the end."""
+        reads = self._reads.get(shard, {})
+        number = 0
+        while (raw := self._index.get(Table.EXTENTS, extent_key(shard, number))) is not None:
+            counts = reads.get(number, bytearray())
+            entries = list(enumerate(unpack_entries(raw)))
+            entries.sort(key=lambda entry: -_count_of(counts, entry[0]))
+            for ordinal, entry in entries:
+                record = self._current(entry.digest, shard, number)
+                if record is None:
+                    continue
+                data: bytes | bytearray | None = None
+                if _count_of(counts, ordinal) and entry.size_bytes <= budget_bytes:
+                    data = await self._rescue(record)
+                # It may have been forgotten, or come in anew, while its bytes were read.
+                if self._current(entry.digest, shard, number) is None:
+                    continue
+                if data is not None and self.log.move(entry.digest, record.name, bytes(data)):
+                    budget_bytes -= entry.size_bytes
+                else:
+                    self._policy.ghosts.add(entry.digest, entry.size_bytes)
+                self._index.delete(Table.SMALL, entry.digest)
+            self._index.delete(Table.EXTENTS, extent_key(shard, number))
+            number += 1
+            await asyncio.sleep(0)
+        return number > 0
+
+    async def _rescue(self, record: SmallRecord) -> bytes | bytearray | None:
+        try:
+            file = self._files.cached(record.shard) or await self._files.acquire(
+                record.shard, self._path(record.shard)
+            )
+            try:
+                data = await self._files.read(file, record.offset, record.size_bytes)
+            finally:
+                self._files.release(file)
+        except (OSError, TierUnavailable):
+            return None
+        return data if xxhash.xxh3_64_intdigest(data) == record.sum else None
+
+    def _current(self, digest: bytes, shard: int, number: int) -> SmallRecord | None:
+        if self.log.buffered(digest) is not None:
+            return None
+        record = self._decode(digest)
+        if record is None or (record.shard, record.extent) != (shard, number):
+            return None
+        return record
+
+    def _record(self, digest: bytes, span: Span) -> SmallRecord | None:
+        record = self._decode(digest)
+        if record is None or not is_of(record, span):
+            return None
+        if record.shard in self._sealed or record.shard in self.log.growing:
+            return record
+        self._index.delete(Table.SMALL, digest)
+        return None
+
+    def _decode(self, digest: bytes) -> SmallRecord | None:
+        raw = self._index.get(Table.SMALL, digest)
+        if raw is None:
+            return None
+        try:
+            return decode_small(raw)
+        except msgspec.MsgspecError:
+            self._index.delete(Table.SMALL, digest)
+            return None
+
+    def _count(self, record: SmallRecord) -> None:
+        counts = self._reads.setdefault(record.shard, {}).setdefault(record.extent, bytearray())
+        if len(counts) <= record.ordinal:
+            counts.extend(bytes(record.ordinal + 1 - len(counts)))
+        if counts[record.ordinal] < MAX_READS:
+            counts[record.ordinal] += 1
+            self._policy.read(record.shard, record.size_bytes / self._shard_bytes)
+
+    def _corrupt(self, digest: bytes, record: SmallRecord, why: str) -> None:
+        if self._current(digest, record.shard, record.extent) != record:
+            return
+        self._metrics.cache_corrupt.inc()
+        log.error("corrupt small object dropped", shard=record.shard, reason=why)
+        self._index.delete(Table.SMALL, digest)
+
+    def _lost(self, digest: bytes, record: SmallRecord, error: OSError) -> None:
+        self._corrupt(digest, record, str(error))
+        if error.errno != errno.ENOENT or not self._folder.exists():
+            self._failed(error)
+
+    def _path(self, shard: int) -> Path:
+        return shard_path(self._folder, shard)
+
+    def _release(self, size_bytes: int) -> None:
+        if self._room is not None:
+            self._room.release(size_bytes)
+
+
+class SmallReader:
+    """A whole small object in memory."""
+
+    def __init__(self, data: bytes | bytearray) -> None:
+        self._data = data
+
+    @property
+    def tier(self) -> TierName:
+        return "disk"
+
+    async def read(self, offset: int, limit_bytes: int) -> bytes | memoryview:
+        """As `SpanReader.read`."""
+        if offset == 0 and limit_bytes >= len(self._data) and isinstance(self._data, bytes):
+            return self._data
+        return memoryview(self._data)[offset : offset + limit_bytes]
+
+    async def close(self) -> None:
+        """Nothing is pinned."""
+
+
+def _count_of(counts: bytearray, ordinal: int) -> int:
+    return counts[ordinal] if ordinal < len(counts) else 0
