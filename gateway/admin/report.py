@@ -48,7 +48,7 @@ class NodeReport:
                 "version": version("feedrack"),
                 "s3": self._s3_url(),
                 "cache_bytes": usage.bytes,
-                "cache_capacity_bytes": usage.capacity_bytes,
+                "cache_capacity_bytes": int(usage.capacity_bytes),
                 "cache_degraded": usage.degraded,
             }
         ]

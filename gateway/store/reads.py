@@ -5,6 +5,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 import msgspec
+from msgspec import Struct
 
 from gateway.errors import VersionChanged
 from gateway.model.conditions import UNCONDITIONAL, Conditions, check_read
@@ -20,6 +21,19 @@ T = TypeVar("T")
 
 # How often a read starts over because the object changed before its first byte was found.
 _RESTARTS = 3
+
+
+class _Look(Struct, frozen=True):
+    """The version to answer with, the part asked for, and what it took to know.
+
+    `brought`: the origin was asked for bytes, so the answer's first one comes from there even if
+    the disk has it by the time it is read.
+    """
+
+    info: ObjectInfo
+    tier: TierName
+    part: PartSpan | None = None
+    brought: bool = False
 
 
 class Reads(Core):
@@ -50,10 +64,10 @@ class Reads(Core):
         """What `get` would answer, without the bytes. Errors as `get`."""
         where = self.bucket(bucket)
         ref = where.ref(key, version_id)
-        info, tier, part = await self._look(where, ref, part_number, checksums=checksums)
-        check_read(conditions, info)
-        chosen, partial = _choose(info, wanted, part)
-        return ReadAnswer(info, chosen, partial=partial, part=part, tier=tier)
+        look = await self._look(where, ref, part_number, checksums=checksums)
+        check_read(conditions, look.info)
+        chosen, partial = _choose(look.info, wanted, look.part)
+        return ReadAnswer(look.info, chosen, partial=partial, part=look.part, tier=look.tier)
 
     async def get(
         self,
@@ -78,13 +92,14 @@ class Reads(Core):
         by_bytes = not conditions and part_number is None and self._reaches_first_chunk(wanted)
         whole = wanted is None and part_number is None
         for attempt in range(_RESTARTS):
-            info, tier, part = await self._look(
+            look = await self._look(
                 where, ref, part_number, checksums=checksums and whole, by_bytes=by_bytes
             )
+            info, part = look.info, look.part
             check_read(conditions, info)
             chosen, partial = _choose(info, wanted, part)
             if not chosen.size_bytes:
-                return ReadAnswer(info, chosen, partial=partial, part=part, tier=tier)
+                return ReadAnswer(info, chosen, partial=partial, part=part, tier=look.tier)
             source = self._source(where, ref, info, chosen)
             try:
                 first = await source.begin()
@@ -94,7 +109,8 @@ class Reads(Core):
                 if attempt == _RESTARTS - 1:
                     raise
                 continue
-            return ReadAnswer(info, chosen, partial=partial, part=part, tier=first, source=source)
+            tier = look.tier if look.brought else first
+            return ReadAnswer(info, chosen, partial=partial, part=part, tier=tier, source=source)
         raise AssertionError("unreachable")
 
     def _reaches_first_chunk(self, wanted: RangeSpec | None) -> bool:
@@ -110,17 +126,17 @@ class Reads(Core):
         *,
         checksums: bool,
         by_bytes: bool = False,
-    ) -> tuple[ObjectInfo, TierName, PartSpan | None]:
-        """The version to answer with, where that is known from, and the part asked for."""
+    ) -> _Look:
         if part_number is not None:
             info, part = await bucket.origin.part_span(ref, part_number)
-            return info, "origin", part
-        info_known = self._believed(bucket, ref)
-        if info_known is not None and (info_known.checksums_known or not checksums):
-            return info_known, "disk", None
-        if by_bytes and info_known is None and self._nothing_kept(bucket, ref):
-            return await self._open_unknown(bucket, ref, checksums=checksums), "origin", None
-        return await self._ask(bucket, ref, checksums=checksums), "origin", None
+            return _Look(info, "origin", part)
+        known = self._believed(bucket, ref)
+        if known is not None and (known.checksums_known or not checksums):
+            return _Look(known, "disk")
+        if by_bytes and known is None and self._nothing_kept(bucket, ref):
+            info = await self._open_unknown(bucket, ref, checksums=checksums)
+            return _Look(info, "origin", brought=True)
+        return _Look(await self._ask(bucket, ref, checksums=checksums), "origin")
 
     def _believed(self, bucket: Bucket, ref: ObjectRef) -> ObjectInfo | None:
         freshness = None if bucket.immutable else bucket.freshness_seconds

@@ -76,7 +76,7 @@ def test_rclone_copies_checks_and_deletes_a_tree(
 ) -> None:
     remote = (
         f":s3,provider=Other,access_key_id={ACCESS_KEY},secret_access_key={SECRET_KEY},"
-        f"endpoint='{node.endpoint_url}',region=us-east-1:rc"
+        f"endpoint='{node.endpoint_url}',region=us-east-1:tree"
     )
     _run(node, rclone, "mkdir", remote)
     _run(node, rclone, "copy", str(tree), f"{remote}/x")

@@ -106,7 +106,7 @@ class Bench:
     def __init__(
         self, folder: Path, *, bucket: BucketConfig | None = None, capacity_bytes: int = 64 << 20
     ) -> None:
-        root = folder / "origin"
+        root = self.root = folder / "origin"
         root.mkdir(parents=True, exist_ok=True)
         self.metrics = Metrics()
         self.origin = GatedOrigin(DirectoryOrigin("main", root, self.metrics))
@@ -118,7 +118,7 @@ class Bench:
         )
         config = Config(
             origins={"main": DirectoryOriginConfig(path=root)},
-            buckets={"b": bucket or BucketConfig(freshness_seconds=3600)},
+            buckets={"train": bucket or BucketConfig(freshness_seconds=3600)},
             cache=cache,
         )
         self.seconds = 0.0
@@ -137,7 +137,7 @@ class Bench:
     async def __aenter__(self) -> "Bench":
         await self.origin.inner.start()
         await self.disk.start()
-        await self.service.create_bucket("b")
+        await self.service.create_bucket("train")
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -146,7 +146,7 @@ class Bench:
         await self.origin.inner.close()
 
     async def read(self, key: str, **how: Any) -> bytes:
-        answer = await self.service.get("b", key, **how)
+        answer = await self.service.get("train", key, **how)
         try:
             return b"".join([bytes(block) async for block in answer.blocks()])
         finally:

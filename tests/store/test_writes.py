@@ -24,7 +24,7 @@ async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
 
 
 async def _put(bench: Bench, key: str, body: bytes) -> None:
-    await bench.service.put("b", key, BytesBody(body), {}, UNCONDITIONAL_WRITE)
+    await bench.service.put("train", key, BytesBody(body), {}, UNCONDITIONAL_WRITE)
 
 
 @pytest.mark.parametrize("body", [b"", SMALL, LARGE], ids=["empty", "small", "large"])
@@ -43,11 +43,11 @@ async def test_an_overwrite_is_never_followed_by_the_old_answer(bench: Bench) ->
 
 async def test_a_delete_is_never_followed_by_the_old_answer(bench: Bench) -> None:
     await _put(bench, "k", SMALL)
-    await bench.service.delete("b", "k")
+    await bench.service.delete("train", "k")
     with pytest.raises(NoSuchKey):
         await bench.read("k")
     await _put(bench, "k", SMALL)
-    await bench.service.delete_many("b", [("k", None), ("gone", None)])
+    await bench.service.delete_many("train", [("k", None), ("gone", None)])
     with pytest.raises(NoSuchKey):
         await bench.read("k")
 
@@ -70,7 +70,7 @@ async def test_a_question_older_than_a_write_does_not_outlive_it(bench: Bench) -
     await _put(bench, "k", b"old")
     bench.seconds += 3600
     bench.origin.open_gate.clear()
-    asking = asyncio.create_task(bench.service.head("b", "k"))
+    asking = asyncio.create_task(bench.service.head("train", "k"))
     while not bench.origin.calls["head"]:
         await asyncio.sleep(0)
     await _put(bench, "k", b"new")
@@ -84,7 +84,7 @@ async def test_overlapping_writes_leave_what_the_origin_has(bench: Bench) -> Non
         bodies = [bytes([round_number, n]) * 3000 for n in range(8)]
         await asyncio.gather(*(_put(bench, "k", body) for body in bodies))
         found = await bench.read("k")
-        ref = bench.service.bucket("b").ref("k")
+        ref = bench.service.bucket("train").ref("k")
         opened = await bench.origin.inner.open(ref)
         assert found == b"".join([block async for block in opened.blocks()])
         await opened.close()
@@ -94,7 +94,7 @@ async def test_a_write_the_origin_refuses_changes_nothing(bench: Bench) -> None:
     await _put(bench, "k", SMALL)
     only_new = WriteConditions(if_none_match_any=True)
     with pytest.raises(PreconditionFailed):
-        await bench.service.put("b", "k", BytesBody(b"other"), {}, only_new)
+        await bench.service.put("train", "k", BytesBody(b"other"), {}, only_new)
     bench.origin.down = True
     with pytest.raises(TierUnavailable):
         await _put(bench, "k", b"other")
@@ -113,19 +113,19 @@ class _BadBody(BytesBody):
 async def test_a_body_that_does_not_verify_is_stored_nowhere(bench: Bench) -> None:
     for body in (SMALL, LARGE):
         with pytest.raises(BadDigest):
-            await bench.service.put("b", "k", _BadBody(body), {}, UNCONDITIONAL_WRITE)
+            await bench.service.put("train", "k", _BadBody(body), {}, UNCONDITIONAL_WRITE)
         with pytest.raises(NoSuchKey):
             await bench.read("k")
-    assert await bench.disk.held_bytes("main", "b", "") == 0
+    assert await bench.disk.held_bytes("main", "train", "") == 0
 
 
 async def test_a_copy_answers_the_source_bytes_under_the_new_key(bench: Bench) -> None:
     await _put(bench, "a", LARGE)
     await bench.service.copy(
-        "b",
+        "train",
         "a",
         None,
-        "b",
+        "train",
         "c",
         headers=None,
         tagging=None,
@@ -140,15 +140,15 @@ async def test_a_copy_answers_the_source_bytes_under_the_new_key(bench: Bench) -
 async def test_a_completed_upload_is_warm(bench: Bench, part_bytes: int) -> None:
     body = random.Random(3).randbytes(2 * part_bytes + 1000)
     upload = await bench.service.create_upload(
-        "b", "k", {}, checksum_algorithm=None, checksum_type=None
+        "train", "k", {}, checksum_algorithm=None, checksum_type=None
     )
     parts = []
     for number in (1, 2, 3):
         piece = body[(number - 1) * part_bytes : number * part_bytes]
-        result = await bench.service.put_part("b", "k", upload, number, BytesBody(piece), {})
+        result = await bench.service.put_part("train", "k", upload, number, BytesBody(piece), {})
         parts.append(CompletedPart(number=number, etag=result.etag))
     await bench.service.complete_upload(
-        "b",
+        "train",
         "k",
         upload,
         parts,
@@ -165,12 +165,13 @@ async def test_a_completed_upload_is_warm(bench: Bench, part_bytes: int) -> None
 async def test_an_aborted_upload_leaves_nothing_on_the_cache_disk(bench: Bench) -> None:
     before = bench.disk.usage().bytes
     upload = await bench.service.create_upload(
-        "b", "k", {}, checksum_algorithm=None, checksum_type=None
+        "train", "k", {}, checksum_algorithm=None, checksum_type=None
     )
-    await bench.service.put_part("b", "k", upload, 1, BytesBody(LARGE), {})
-    assert bench.disk.usage().bytes > before
-    await bench.service.abort_upload("b", "k", upload)
-    assert bench.disk.usage().bytes == before
+    await bench.service.put_part("train", "k", upload, 1, BytesBody(LARGE), {})
+    assert bench.disk.usage().bytes > before + 3 * CHUNK_BYTES
+    await bench.service.abort_upload("train", "k", upload)
+    # The index may have grown by a page or two meanwhile.
+    assert bench.disk.usage().bytes < before + CHUNK_BYTES // 4
 
 
 async def test_staged_parts_keep_to_their_share_of_the_cache(bench: Bench) -> None:
@@ -178,8 +179,8 @@ async def test_staged_parts_keep_to_their_share_of_the_cache(bench: Bench) -> No
     for n in range(12):
         uploads.append(
             await bench.service.create_upload(
-                "b", f"k{n}", {}, checksum_algorithm=None, checksum_type=None
+                "train", f"k{n}", {}, checksum_algorithm=None, checksum_type=None
             )
         )
-        await bench.service.put_part("b", f"k{n}", uploads[n], 1, BytesBody(LARGE), {})
+        await bench.service.put_part("train", f"k{n}", uploads[n], 1, BytesBody(LARGE), {})
     assert bench.disk.usage().bytes <= bench.disk.usage().capacity_bytes // 2
