@@ -266,7 +266,8 @@ class _HttpExchange:
         self, response: web.StreamResponse, answer: Answer, *, head_only: bool
     ) -> None:
         length = len(answer.body) if answer.length_bytes is None else answer.length_bytes
-        if answer.status not in _NO_BODY and not (head_only and not length):
+        # The head of an empty object says so; the head of an error says nothing of a body.
+        if answer.status not in _NO_BODY and not (head_only and answer.length_bytes is None):
             response.content_length = length
         await self._begin(response)
         try:

@@ -160,6 +160,13 @@ async def test_aiobotocore_puts_and_gets_concurrently(node: GatewayProcess) -> N
         assert found == list(bodies.values())
 
 
+def test_the_head_of_an_empty_object_tells_its_length(node: GatewayProcess) -> None:
+    client = node.client()
+    client.create_bucket(Bucket="empty")
+    client.put_object(Bucket="empty", Key="k", Body=b"")
+    assert client.head_object(Bucket="empty", Key="k")["ContentLength"] == 0
+
+
 def test_boto3_transfers_in_parts_and_reads_parts(node: GatewayProcess, tree: Path) -> None:
     client = node.client()
     client.create_bucket(Bucket="boto")
