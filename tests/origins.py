@@ -14,6 +14,8 @@ from pathlib import Path
 from aiohttp import web
 
 from gateway.config import S3OriginConfig, Secret
+from gateway.telemetry.metrics import Metrics
+from gateway.tiers.origin_s3 import S3Origin
 
 ACCESS_KEY = "test-access-key"
 SECRET_KEY = Secret("test-secret-key")
@@ -65,6 +67,19 @@ async def scripted_origin(script: Script) -> AsyncIterator[str]:
         yield f"http://{host}:{port}"
     finally:
         await runner.cleanup()
+
+
+@asynccontextmanager
+async def s3_origin(
+    config: S3OriginConfig, metrics: Metrics | None = None
+) -> AsyncIterator[S3Origin]:
+    """A started S3 origin named "main", closed at the end."""
+    origin = S3Origin("main", config, SECRET_KEY, metrics or Metrics())
+    try:
+        await origin.start()
+        yield origin
+    finally:
+        await origin.close()
 
 
 def s3_config(

@@ -15,7 +15,10 @@ from hashlib import md5
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from aiobotocore.config import AioConfig
+from aiobotocore.httpsession import AIOHTTPSession
 from aiobotocore.session import AioSession
+from aiohttp import ClientResponse, ClientSession
+from aiohttp.typedefs import RawHeaders
 from botocore.awsrequest import AWSRequest
 from botocore.exceptions import BotoCoreError, ClientError
 
@@ -48,6 +51,25 @@ class _Call:
 
 _CALL: ContextVar[_Call] = ContextVar("call")
 _PLAIN = _Call({}, None)
+
+
+class _Response(ClientResponse):
+    """An answer whose header values are UTF-8, as aiobotocore demands.
+
+    Some services hand back metadata in the bytes it came in; Latin-1 is what HTTP once said.
+    """
+
+    @property
+    def raw_headers(self) -> RawHeaders:
+        return tuple((name, _utf8(value)) for name, value in super().raw_headers)
+
+
+class _HttpSession(AIOHTTPSession):
+    async def _get_session(self, proxy_url: str | None) -> ClientSession:
+        # The stubs leave this method out; test_origin_s3_reading shows that it is there.
+        session: ClientSession = await super()._get_session(proxy_url)  # type: ignore[misc]
+        session._response_class = _Response
+        return session
 
 
 class S3Connection:
@@ -97,7 +119,8 @@ class S3Connection:
         events.register("before-call.s3", _add_headers)
         events.register("before-sign.s3", _choose_payload_hash)
         events.register("before-send.s3", self._begin_attempt)
-        events.register_first("needs-retry.s3", _refuse_to_resend)
+        # Its answer counts, though the stubs say that a handler has none.
+        events.register_first("needs-retry.s3", _refuse_to_resend)  # type: ignore[arg-type]
 
     async def close(self) -> None:
         """Closes all connections. Safe to call twice."""
@@ -177,6 +200,14 @@ def trailing_checksum(algorithm: str) -> dict[str, Any]:
     }
 
 
+def _utf8(value: bytes) -> bytes:
+    try:
+        value.decode("utf-8")
+    except UnicodeDecodeError:
+        return value.decode("latin-1").encode("utf-8")
+    return value
+
+
 def socket_factory(config: S3OriginConfig) -> Callable[[Any], socket.socket]:
     """Sockets that give up on a peer which takes nothing for twice the read timeout.
 
@@ -203,6 +234,7 @@ def _client_config(config: S3OriginConfig) -> AioConfig:
         retries={"mode": "standard", "total_max_attempts": config.attempts},
         request_checksum_calculation="when_required",
         response_checksum_validation="when_required",
+        http_session_cls=_HttpSession,
         connector_args={"socket_factory": socket_factory(config)},
         s3={"addressing_style": config.addressing, "payload_signing_enabled": False},
     )

@@ -6,6 +6,7 @@ https://docs.aws.amazon.com/AmazonS3/latest/API/API_PutObject.html (request synt
 
 import re
 from collections.abc import Mapping
+from datetime import datetime
 from email.utils import formatdate, parsedate_to_datetime
 from typing import Any
 
@@ -138,7 +139,7 @@ def quoted(etag: str) -> str:
     return etag if etag == "*" else f'"{etag}"'
 
 
-def datetime_ms(value: Any) -> int:
+def datetime_ms(value: datetime) -> int:
     """A datetime of botocore's as milliseconds since the epoch."""
     return round(value.timestamp() * 1000)
 

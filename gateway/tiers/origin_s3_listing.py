@@ -28,6 +28,8 @@ from gateway.tiers.origin_s3_headers import datetime_ms
 
 SORTED_KEYS_AT_MOST = 1_000_000
 _PAGE_KEYS = 1000
+# Enough for a service that does not sort to give itself away, however few are wanted.
+_TELLING_KEYS = 16
 _LAST_CHARACTER = "\U0010ffff"
 _VERSION_TAG = re.compile(rb"<(?:\w+:)?(Version|DeleteMarker)[\s>]")
 
@@ -138,14 +140,15 @@ class Listing(S3Connection):
         """A page as the origin gives it, or None where the origin does not sort."""
         last = after
         start_after = _start_after(prefix, delimiter, after)
-        pages = self._pages(bucket, prefix, delimiter, start_after, limit)
+        asked = max(limit, _TELLING_KEYS)
+        pages = self._pages(bucket, prefix, delimiter, start_after, asked)
         async for objects, prefixes, more in pages:
             if not (_ascends(last, [entry.key for entry in objects]) and _ascends("", prefixes)):
                 return None
             # What `after` covers may come once more: S3 leaves open how StartAfter treats it.
             items = [item for item in _items(objects, prefixes) if _beyond(item, after, delimiter)]
             if items or not more:
-                return _page(items, more=more)
+                return _page(items[:limit], more=more or len(items) > limit)
             last = objects[-1].key if objects else last
         return ListPage()
 

@@ -88,7 +88,8 @@ class EmptyOpened:
         self.range = ByteRange(start, start)
 
     async def blocks(self) -> AsyncIterator[bytes]:
-        for block in ():
+        nothing: tuple[bytes, ...] = ()
+        for block in nothing:
             yield block
 
     async def close(self) -> None:

@@ -155,16 +155,17 @@ class Relaying(S3Connection):
         data = None if upload is None else upload.data
         stream = data if isinstance(data, UploadStream) else None
         try:
-            signed = await self._signed(request, headers, stream)
+            url = await self._url(request)
+            signed = await self._signed(request.method, url, headers, stream)
             self._metrics.origin_requests.labels("Relay").inc()
             async with asyncio.timeout(None) as deadline:
                 if stream is not None:
                     stream.watch(deadline)
                     stream.sending()
                 response = await self._http.request(
-                    signed.method,
-                    URL(signed.url, encoded=True),
-                    headers=dict(signed.headers.items()),
+                    request.method,
+                    URL(url, encoded=True),
+                    headers=dict(signed.items()),
                     data=data,
                     expect100=stream is not None,
                     allow_redirects=False,
@@ -196,22 +197,21 @@ class Relaying(S3Connection):
         return body
 
     async def _signed(
-        self, request: RelayRequest, headers: Mapping[str, str], stream: UploadStream | None
-    ) -> AWSRequest:
+        self, method: str, url: str, headers: Mapping[str, str], stream: UploadStream | None
+    ) -> Mapping[str, str]:
+        """The headers with the signature of the origin's credentials among them."""
         credentials = await self._session.get_credentials()
         if credentials is None:
             raise NoCredentialsError
-        signed = AWSRequest(
-            method=request.method, url=await self._url(request), headers=dict(headers)
-        )
-        signed.headers["accept-encoding"] = "identity"
-        signed.context["client_config"] = self._client.meta.config
+        request = AWSRequest(method=method, url=url, headers=dict(headers))
+        request.headers["accept-encoding"] = "identity"
+        request.context["client_config"] = self._client.meta.config
         if stream is not None and stream.trailing is not None:
-            signed.context["checksum"] = trailing_checksum(stream.trailing)
+            request.context["checksum"] = trailing_checksum(stream.trailing)
         S3SigV4Auth(
             await credentials.get_frozen_credentials(), "s3", self._client.meta.region_name
-        ).add_auth(signed)
-        return signed
+        ).add_auth(request)
+        return dict(request.headers.items())
 
     async def _url(self, request: RelayRequest) -> str:
         """The address as botocore makes it, so that addressing follows the same rules."""

@@ -66,6 +66,8 @@ class UploadStream:
         self._expect(None)
 
     def __aiter__(self) -> AsyncIterator[bytes]:
+        # aiohttp sends a request once more where a kept connection turns out to be dead.
+        self.seek(0)
         return self._blocks() if self.trailing is None else self._chunks(self.trailing)
 
     def read(self) -> bytes:

@@ -6,10 +6,8 @@ from pathlib import Path
 import pytest
 
 from gateway.model.objects import ObjectRef
-from gateway.telemetry.metrics import Metrics
-from gateway.tiers.origin_s3 import S3Origin
 from gateway.tiers.protocol import Origin
-from tests.origins import SECRET_KEY, MotoServer, moto_server, s3_config
+from tests.origins import MotoServer, moto_server, s3_config, s3_origin
 from tests.tiers.origin_contract import OriginContract
 
 
@@ -23,10 +21,8 @@ def moto(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MotoServer]:
 @pytest.fixture
 async def origin(moto: MotoServer) -> AsyncIterator[Origin]:
     moto.reset()
-    origin = S3Origin("main", s3_config(moto.url, attempts=2), SECRET_KEY, Metrics())
-    await origin.start()
-    yield origin
-    await origin.close()
+    async with s3_origin(s3_config(moto.url, attempts=2)) as origin:
+        yield origin
 
 
 def moto_differs(reason: str) -> pytest.MarkDecorator:

@@ -16,13 +16,13 @@ from gateway.telemetry.metrics import Metrics
 from gateway.tiers.origin_s3 import S3Origin
 from gateway.tiers.protocol import OpenedObject, RelayRequest
 from tests.faulty import Fault, FlakyOrigin, flaky_origin
-from tests.origins import SECRET_KEY, MotoServer, moto_server, s3_config
+from tests.origins import SECRET_KEY, MotoServer, moto_server, s3_config, s3_origin
 
 ANY = WriteConditions()
 REF = ObjectRef("main", "faults", "key")
 MIB = 1024**2
 DATA = bytes(range(256)) * 16_384
-READ_TIMEOUT_SECONDS = 0.4
+READ_TIMEOUT_SECONDS = 0.5
 
 
 @pytest.fixture(scope="module")
@@ -52,16 +52,20 @@ def metrics() -> Metrics:
 
 
 @pytest.fixture
-async def origin(flaky: FlakyOrigin, metrics: Metrics) -> AsyncIterator[S3Origin]:
-    config = s3_config(
-        flaky.url, attempts=3, connections=16, read_timeout_seconds=READ_TIMEOUT_SECONDS
-    )
-    origin = S3Origin("main", config, SECRET_KEY, metrics)
-    await origin.start()
-    await origin.create_bucket(REF.bucket)
-    await origin.put(REF, BytesBody(DATA), {}, ANY)
-    yield origin
-    await origin.close()
+async def origin(moto: MotoServer, flaky: FlakyOrigin, metrics: Metrics) -> AsyncIterator[S3Origin]:
+    async with s3_origin(s3_config(moto.url)) as sound:
+        await sound.create_bucket(REF.bucket)
+        await sound.put(REF, BytesBody(DATA), {}, ANY)
+    async with s3_origin(s3_config(flaky.url, attempts=3, connections=16), metrics) as origin:
+        yield origin
+
+
+@pytest.fixture
+async def hasty(origin: S3Origin, flaky: FlakyOrigin) -> AsyncIterator[S3Origin]:
+    """The same origin, of less patience."""
+    config = s3_config(flaky.url, attempts=3, read_timeout_seconds=READ_TIMEOUT_SECONDS)
+    async with s3_origin(config) as hasty:
+        yield hasty
 
 
 async def read(opened: OpenedObject) -> bytes:
@@ -128,10 +132,10 @@ async def test_an_answer_shorter_than_announced_is_unavailable(
 
 
 async def test_a_stall_in_the_body_is_unavailable_in_time(
-    origin: S3Origin, flaky: FlakyOrigin
+    hasty: S3Origin, flaky: FlakyOrigin
 ) -> None:
     flaky.fail(Fault("stall", "GetObject", after_bytes=MIB))
-    opened = await origin.open(REF)
+    opened = await hasty.open(REF)
     started = time.monotonic()
     with pytest.raises(TierUnavailable):
         await read(opened)
@@ -139,18 +143,18 @@ async def test_a_stall_in_the_body_is_unavailable_in_time(
 
 
 async def test_a_stall_before_the_answer_is_asked_again(
-    origin: S3Origin, flaky: FlakyOrigin
+    hasty: S3Origin, flaky: FlakyOrigin
 ) -> None:
     flaky.fail(Fault("stall", "GetObject"))
-    assert await read(await origin.open(REF)) == DATA
+    assert await read(await hasty.open(REF)) == DATA
     flaky.fail(Fault("stall", "HeadObject"), times=3)
     with pytest.raises(TierUnavailable):
-        await origin.head(REF)
+        await hasty.head(REF)
 
 
 @pytest.mark.parametrize("kind", ["before", "within"])
 async def test_an_upload_that_the_origin_does_not_take_ends_in_time(
-    origin: S3Origin, flaky: FlakyOrigin, kind: str
+    hasty: S3Origin, flaky: FlakyOrigin, kind: str
 ) -> None:
     target = ObjectRef("main", REF.bucket, "stalled")
     if kind == "before":
@@ -159,11 +163,11 @@ async def test_an_upload_that_the_origin_does_not_take_ends_in_time(
         flaky.fail(Fault("stall_upload", "PutObject", after_bytes=MIB))
     started = time.monotonic()
     with pytest.raises(TierUnavailable):
-        await origin.put(target, BytesBody(DATA * 8), {}, ANY)
+        await hasty.put(target, BytesBody(DATA * 8), {}, ANY)
     assert time.monotonic() - started < 20 * READ_TIMEOUT_SECONDS
     flaky.heal()
     with pytest.raises(NoSuchKey):
-        await origin.head(target)
+        await hasty.head(target)
 
 
 async def test_a_small_upload_is_sent_again_and_a_streamed_one_is_not(
@@ -262,13 +266,11 @@ async def test_nobody_there_is_unavailable(act: Act) -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{unused.getsockname()[1]}"
-        origin = S3Origin("main", s3_config(url, attempts=2), SECRET_KEY, Metrics())
-        await origin.start()
-        started = time.monotonic()
-        with pytest.raises(TierUnavailable):
-            await act(origin)
-        assert time.monotonic() - started < 5
-        await origin.close()
+        async with s3_origin(s3_config(url, attempts=2)) as origin:
+            started = time.monotonic()
+            with pytest.raises(TierUnavailable):
+                await act(origin)
+            assert time.monotonic() - started < 5
 
 
 async def test_an_origin_that_is_not_started_is_unavailable() -> None:
