@@ -49,12 +49,14 @@ class Draft:
         self._folder: Folder | None = None
         self._fd = -1
         self._name = ""
+        self._given_up = False
         self._status: os.stat_result | None = None
         self.size_bytes = 0
 
     def begin(self, bucket: Folder) -> None:
         """Creates the file."""
         with self._busy:
+            self._check()
             self._bucket = bucket.enter()
             self._folder = bucket.make(*DRAFTS)
             self._name = draft_name()
@@ -63,6 +65,7 @@ class Draft:
     def write(self, blocks: Sequence[bytes]) -> None:
         """Adds bytes at the end."""
         with self._busy:
+            self._check()
             for block in blocks:
                 self._write(block)
 
@@ -94,6 +97,11 @@ class Draft:
                 self.size_bytes += copied
 
     @property
+    def has_begun(self) -> bool:
+        """Whether there is a file yet."""
+        return self._fd >= 0
+
+    @property
     def etag(self) -> str:
         """The MD5 of what was written."""
         return self._md5.digest().hex()
@@ -116,6 +124,7 @@ class Draft:
     ) -> tuple[os.stat_result, Record]:
         """Attaches the record and makes bytes and record durable."""
         with self._busy:
+            self._check()
             status = os.fstat(self._fd)
             while True:
                 record = Record(
@@ -145,7 +154,7 @@ class Draft:
     def rename(self, folder: Folder, name: str) -> None:
         """Gives the file its place."""
         with self._busy:
-            if self._folder is None:
+            if self._given_up or self._folder is None:
                 raise TierUnavailable("The write was given up in the middle.")
             self._folder.rename(self._name, folder, name)
             self._name = ""
@@ -153,6 +162,7 @@ class Draft:
     def discard(self) -> None:
         """Removes the file unless it has got its place; safe twice."""
         with self._busy:
+            self._given_up = True
             if self._fd >= 0:
                 os.close(self._fd)
                 self._fd = -1
@@ -168,8 +178,12 @@ class Draft:
 
     def _records(self) -> Records:
         if self._bucket is None:
-            raise TierUnavailable("The write was given up in the middle.")
+            raise TierUnavailable("The write has not begun.")
         return Records(self._bucket, attributes=self._attributes)
+
+    def _check(self) -> None:
+        if self._given_up:
+            raise TierUnavailable("The write was given up in the middle.")
 
     def _write(self, block: bytes) -> None:
         self._md5.update(block)

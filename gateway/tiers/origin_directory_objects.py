@@ -147,12 +147,13 @@ def forget_moving(bucket: Bucket, names: Names) -> None:
         return
 
 
-def finish_moving(bucket: Bucket) -> None:
-    """Ends the relocations that a crash interrupted."""
+def finish_moving(bucket: Bucket) -> int:
+    """Ends the relocations that a crash interrupted; says how many."""
+    finished = 0
     try:
         moving = bucket.folder.enter(*_MOVING)
     except ABSENT:
-        return
+        return finished
     with moving:
         for note, _ in moving.scan():
             names = _noted(moving, note)
@@ -162,6 +163,8 @@ def finish_moving(bucket: Bucket) -> None:
                         _land(moving, parent, names)
                         parent.sync()
                     moving.unlink(note)
+                finished += 1
+    return finished
 
 
 def moving_gate(bucket: Bucket) -> str:

@@ -9,11 +9,14 @@ from collections.abc import AsyncIterator
 from functools import partial
 from threading import Lock
 
-from gateway.errors import VersionChanged
-from gateway.model.objects import ObjectInfo
-from gateway.model.ranges import ByteRange
+from gateway.errors import NoSuchKey, NoSuchVersion, VersionChanged
+from gateway.model.objects import ObjectInfo, ObjectRef
+from gateway.model.ranges import ByteRange, RangeSpec
 from gateway.tiers.origin_directory_backend import Backend
-from gateway.tiers.origin_directory_records import Identity
+from gateway.tiers.origin_directory_listing import NULL_VERSION
+from gateway.tiers.origin_directory_objects import open_object
+from gateway.tiers.origin_directory_paths import names_of
+from gateway.tiers.origin_directory_records import Identity, Record, info_of
 
 BLOCK_BYTES = 1024**2
 # Up to here the bytes come with the opening, in one trip to the thread, and no file stays open.
@@ -31,18 +34,12 @@ class OpenFile:
 
     def read(self, start: int, size_bytes: int) -> bytes:
         """Exactly these bytes. Blocks. VersionChanged where the file is not what it was."""
-        with self._busy:
-            block = os.pread(self._fd, size_bytes, start)
-            while len(block) < size_bytes:
-                more = os.pread(self._fd, size_bytes - len(block), start + len(block))
-                if not more:
-                    raise VersionChanged("The file was cut while it was read.")
-                block += more
-            if Identity.of(os.fstat(self._fd)) != self._identity:
-                raise VersionChanged("The file was changed while it was read.")
-        if self._closing:
-            self.close()
-        return block
+        try:
+            with self._busy:
+                return self._read(start, size_bytes)
+        finally:
+            if self._closing:
+                self.close()
 
     def close(self) -> None:
         """Closes it now, or when the read that is running ends. Safe twice."""
@@ -54,6 +51,17 @@ class OpenFile:
                     os.close(fd)
             finally:
                 self._busy.release()
+
+    def _read(self, start: int, size_bytes: int) -> bytes:
+        block = os.pread(self._fd, size_bytes, start)
+        while len(block) < size_bytes:
+            more = os.pread(self._fd, size_bytes - len(block), start + len(block))
+            if not more:
+                raise VersionChanged("The file was cut while it was read.")
+            block += more
+        if Identity.of(os.fstat(self._fd)) != self._identity:
+            raise VersionChanged("The file was changed while it was read.")
+        return block
 
 
 class Opened:
@@ -101,3 +109,40 @@ class Opened:
         """As `close`, from any thread."""
         if isinstance(self._source, OpenFile):
             self._source.close()
+
+
+def describe(backend: Backend, ref: ObjectRef) -> tuple[ObjectInfo, Record | None]:
+    """What an object is, with its record. Blocks. NoSuchKey, NoSuchVersion, NoSuchBucket."""
+    fd, status, record = find_to_read(backend, ref)
+    os.close(fd)
+    return info_of(ref.key, status, record, backend.now_ns()), record
+
+
+def open_to_read(
+    backend: Backend, ref: ObjectRef, wanted: ByteRange | None, if_match: str | None
+) -> Opened:
+    """As `Origin.open`. Blocks."""
+    try:
+        fd, status, record = find_to_read(backend, ref)
+    except NoSuchKey as error:
+        if if_match is not None:
+            raise VersionChanged("The object is gone.") from error
+        raise
+    file = OpenFile(fd, Identity.of(status))
+    try:
+        info = info_of(ref.key, status, record, backend.now_ns())
+        return _begin(backend, file, info, wanted, if_match)
+    except BaseException:
+        file.close()
+        raise
+
+
+def _begin(backend: Backend, file: OpenFile, info: ObjectInfo, wanted: ByteRange | None) -> Opened:
+    part = ByteRange(0, info.size_bytes)
+    if wanted is not None and info.size_bytes > 0:
+        part = RangeSpec(wanted.start, wanted.stop - 1).resolve(info.size_bytes)
+    if part.size_bytes > AT_ONCE_BYTES:
+        return Opened(backend, info, part, file)
+    data = file.read(part.start, part.size_bytes)
+    file.close()
+    return Opened(backend, info, part, data)
