@@ -101,6 +101,10 @@ class ChunkStore:
             self._unpin(key)
             self._lost(key, error)
             return None
+        except TierUnavailable:
+            # It is here, but there is no descriptor to read it with just now.
+            self._unpin(key)
+            return None
         except BaseException:
             self._unpin(key)
             raise

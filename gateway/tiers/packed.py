@@ -245,9 +245,12 @@ class ShardLog:
             self._last_shard = max(self._last_shard + 1, int(time.time()))
             stream.shard = self._last_shard
             stream.file_bytes = 0
-            stream.writer = ShardWriter(
-                self._path(stream.shard), self._shard_bytes + extent.reserved_bytes
-            )
+            path = self._path(stream.shard)
+            try:
+                stream.writer = ShardWriter(path, self._shard_bytes + extent.reserved_bytes)
+            except BaseException:
+                path.unlink(missing_ok=True)
+                raise
         number = stream.writer.append(extent.builder.value())
         return number, stream.writer.commit()[0]
 
@@ -265,12 +268,12 @@ class ShardLog:
         self._index.put(Table.EXTENTS, extent_key(shard, number), pack_entries(entries))
 
     async def _seal(self, stream: _Stream) -> None:
-        writer, stream.writer = stream.writer, None
-        if writer is None:
+        if stream.writer is None:
             return
-        shard, size_bytes, stream.file_bytes = stream.shard, stream.file_bytes, 0
-        await self._threads.write(writer.close)
-        self._sealed(shard, size_bytes, stream.main)
+        await self._threads.write(stream.writer.close)
+        # In one step, so that the shard is never neither growing nor sealed.
+        stream.writer = None
+        self._sealed(stream.shard, stream.file_bytes, stream.main)
 
     def _path(self, shard: int) -> Path:
         return shard_path(self._folder, shard)

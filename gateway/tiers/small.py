@@ -106,6 +106,9 @@ class SmallStore:
         except OSError as error:
             self._lost(digest, record, error)
             return None
+        except TierUnavailable:
+            # It is here, but there is no descriptor to read it with just now.
+            return None
         try:
             data = await self._files.read(file, record.offset, record.size_bytes)
         except OSError as error:
