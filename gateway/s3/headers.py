@@ -123,7 +123,7 @@ def has_customer_key(head: RequestHead) -> bool:
 
 def read_conditions(head: RequestHead, prefix: str = "") -> Conditions:
     """The conditional headers; `prefix` is "" or "x-amz-copy-source-"."""
-    found = {f"{prefix}{name}": head.header(f"{prefix}{name}") for name in _CONDITIONS}
+    found = {name: head.header(f"{prefix}{name}") for name in _CONDITIONS}
     return parse_conditions({name: value for name, value in found.items() if value is not None})
 
 

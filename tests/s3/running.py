@@ -37,7 +37,7 @@ class Running:
         self, access_key: str = ACCESS_KEY, *, verify: str | None = None, **config: Any
     ) -> Any:
         """A boto3 client; its calls block, so make them with `call`. `verify`: whom to trust."""
-        config.setdefault("s3", {"addressing_style": "path"})
+        config = {"s3": {"addressing_style": "path"}, "signature_version": "s3v4", **config}
         return boto3.client(
             "s3",
             endpoint_url=self.node.s3_url,

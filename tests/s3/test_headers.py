@@ -14,13 +14,14 @@ from gateway.errors import (
     S3Error,
 )
 from gateway.errors import NotImplemented as NotImplementedS3
-from gateway.model.conditions import WriteConditions
+from gateway.model.conditions import Conditions, WriteConditions
 from gateway.model.objects import ObjectInfo
 from gateway.s3.headers import (
     checksum_algorithm,
     checksum_type,
     info_headers,
     object_headers,
+    read_conditions,
     response_overrides,
     write_conditions,
 )
@@ -104,6 +105,12 @@ def test_any_other_acl_is_not_supported(header: tuple[str, str]) -> None:
 def test_a_storage_class_nobody_knows_is_refused() -> None:
     with pytest.raises(InvalidStorageClass):
         object_headers(head(("x-amz-storage-class", "CHEAP")))
+
+
+def test_conditions_of_a_read_and_of_a_copy_source_are_told_apart() -> None:
+    both = head(("if-match", '"a", "b"'), ("x-amz-copy-source-if-none-match", '"c"'))
+    assert read_conditions(both) == Conditions(if_match=("a", "b"))
+    assert read_conditions(both, "x-amz-copy-source-") == Conditions(if_none_match=("c",))
 
 
 def test_conditions_of_a_write() -> None:
