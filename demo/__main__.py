@@ -18,6 +18,7 @@ import aiobotocore
 import boto3
 import s3fs
 from botocore.config import Config
+from rich.box import SIMPLE
 from rich.console import Console
 from rich.filesize import decimal
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -69,10 +70,20 @@ def _run(node: DemoNode) -> int:
         f"{large.name} ({decimal(large.stat().st_size)}), {decimal(total)} in all.\n"
         f"One node at {node.endpoint_url}, a folder as its origin, an empty cache.\n"
     )
-    table = Table("step", "objects", "bytes", "seconds", "objects/s", "tier", "origin GETs")
+    table = Table(box=SIMPLE)
+    for heading in (
+        "step",
+        "objects",
+        "bytes",
+        "seconds",
+        "objects/s",
+        "served from",
+        "origin GETs",
+    ):
+        table.add_column(heading, no_wrap=True, justify="left" if heading == "step" else "right")
     wrong = 0
     columns = (
-        TextColumn("{task.description:<28}"),
+        TextColumn("{task.description:<18}"),
         BarColumn(),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
@@ -101,14 +112,14 @@ def _run(node: DemoNode) -> int:
 
         client = _client(node)
         client.create_bucket(Bucket=_BUCKET)
-        wrong += step("upload (boto3)", lambda tick: _upload(client, files, tick))
+        wrong += step("upload, boto3", lambda tick: _upload(client, files, tick))
         node.stop()
         node.wipe_cache()
         node.start()
         client = _client(node)
-        wrong += step("read, cold cache (boto3)", lambda tick: _read(client, expected, tick))
-        wrong += step("read, warm cache (boto3)", lambda tick: _read(client, expected, tick))
-        wrong += step("read, warm cache (s3fs)", lambda tick: _read_s3fs(node, expected, tick))
+        wrong += step("read cold, boto3", lambda tick: _read(client, expected, tick))
+        wrong += step("read warm, boto3", lambda tick: _read(client, expected, tick))
+        wrong += step("read warm, s3fs", lambda tick: _read_s3fs(node, expected, tick))
     console.print(table)
     return wrong
 
