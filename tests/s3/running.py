@@ -156,8 +156,9 @@ async def running(
     limits: Mapping[str, Any] | None = None,
     policy: Sequence[Mapping[str, Any]] = (),
     buckets: Mapping[str, Any] | None = None,
+    origin: Mapping[str, Any] | None = None,
 ) -> AsyncIterator[Running]:
-    """A node over `directory/data`, drained and stopped at the end."""
+    """A node over `directory/data`, or over `origin`, drained and stopped at the end."""
     root = directory / "data"
     root.mkdir()
     secret = directory / "secret"
@@ -173,7 +174,7 @@ async def running(
                 "chunk_size": "1MiB",
                 "small_object_limit": "64KiB",
             },
-            "origins": {"main": {"type": "directory", "path": str(root)}},
+            "origins": {"main": origin or {"type": "directory", "path": str(root)}},
             "buckets": dict(buckets or {}),
             "tenants": [
                 {
