@@ -7,6 +7,7 @@ The seed is printed; SEED=… repeats a run, ROUNDS=… makes it longer.
 import hashlib
 import os
 import random
+import sys
 import threading
 import time
 from pathlib import Path
@@ -113,7 +114,7 @@ def _on_disk(folder: Path) -> int:
 def test_kills_at_random_points_lose_and_falsify_nothing(tmp_path: Path) -> None:
     seed = int(os.environ.get("SEED", random.SystemRandom().randrange(1 << 32)))
     rounds = int(os.environ.get("ROUNDS", "6"))
-    print(f"SEED={seed}")
+    sys.stdout.write(f"SEED={seed}\n")
     rng = random.Random(seed)
     node = GatewayProcess(
         tmp_path / "node",
