@@ -77,6 +77,7 @@ class Call:
     def __init__(
         self,
         exchange: Exchange,
+        head: RequestHead,
         operation: Operation,
         identity: Identity,
         *,
@@ -87,7 +88,7 @@ class Call:
         self.identity = identity
         self.service = service
         self.config = config
-        self.head = exchange.head
+        self.head = head
         self.secure = exchange.secure
         self._exchange = exchange
 

@@ -38,6 +38,7 @@ from gateway.s3 import (
 )
 from gateway.s3.answer import Answer, xml_answer
 from gateway.s3.call import Call, ClientGoneError, Exchange
+from gateway.s3.headers import with_hoisted
 from gateway.s3.operation import Operation
 from gateway.s3.route import match
 from gateway.store.service import ObjectService
@@ -155,11 +156,14 @@ class Endpoint:
         head = exchange.head
         if _head_bytes(head) > self._config.limits.header_bytes:
             raise RequestHeaderSectionTooLarge
-        operation = record.operation = match(head, self._config.virtual_host_domain)
+        meant = with_hoisted(head)
+        operation = record.operation = match(meant, self._config.virtual_host_domain)
         identity = self._authenticator.authenticate(head)
         if identity.tenant is not None:
             record.tenant = identity.tenant.name
-        call = Call(exchange, operation, identity, service=self._service, config=self._config)
+        call = Call(
+            exchange, meant, operation, identity, service=self._service, config=self._config
+        )
         _authorise(call)
         writes = relay.relayed(call)
         if writes is not None:

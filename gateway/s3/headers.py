@@ -9,6 +9,8 @@ from base64 import b64encode
 from collections.abc import Mapping
 from email.utils import formatdate
 
+from msgspec.structs import replace
+
 from gateway.auth.request import RequestHead
 from gateway.errors import (
     AccessControlListNotSupported,
@@ -57,6 +59,18 @@ _STORAGE_CLASSES = frozenset(
 )
 _PRIVATE_ACLS = frozenset(("private", "bucket-owner-full-control", "bucket-owner-read"))
 _CONDITIONS = ("if-match", "if-none-match", "if-modified-since", "if-unmodified-since")
+_SIGNATURE = frozenset(
+    (
+        "x-amz-algorithm",
+        "x-amz-content-sha256",
+        "x-amz-credential",
+        "x-amz-date",
+        "x-amz-expires",
+        "x-amz-security-token",
+        "x-amz-signature",
+        "x-amz-signedheaders",
+    )
+)
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _OVERRIDES = {
     f"response-{name}": name
@@ -69,6 +83,24 @@ _OVERRIDES = {
         "expires",
     )
 }
+
+
+def with_hoisted(head: RequestHead) -> RequestHead:
+    """The head with the x-amz-* headers that a presigned URL carries in its query.
+
+    Some SDKs put them there, and S3 heeds them; they are covered by the signature.
+    """
+    if "X-Amz-Signature=" not in head.query:
+        return head
+    sent = {name for name, _ in head.headers}
+    hoisted = tuple(
+        (name.lower(), value)
+        for name, value in head.query_pairs
+        if name.lower().startswith("x-amz-")
+        and name.lower() not in _SIGNATURE
+        and name.lower() not in sent
+    )
+    return replace(head, headers=head.headers + hoisted) if hoisted else head
 
 
 def object_headers(head: RequestHead) -> dict[str, str]:
@@ -241,7 +273,9 @@ def without_aws_chunked(encoding: str) -> str:
 
 
 def _text(value: str) -> str:
-    """A header value as text; bytes that are not UTF-8 are taken for Latin-1."""
+    """A header value as text; bytes that are not UTF-8 are taken for Latin-1. InvalidArgument."""
+    if _CONTROL.search(value.replace("\t", " ")):
+        raise InvalidArgument("A header's value has a control character in it.")
     try:
         value.encode()
     except UnicodeEncodeError:

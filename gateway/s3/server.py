@@ -215,6 +215,7 @@ class _HttpExchange:
         self.received_bytes = 0
         self.sent_bytes = 0
         self.begun = False
+        self._waiting = False
         self._expects = (self.head.header("expect") or "").lower() == "100-continue"
         self._response: web.StreamResponse | None = None
 
@@ -236,18 +237,25 @@ class _HttpExchange:
 
     async def readany(self) -> bytes:
         """The next bytes of the body, b"" at its end. IncompleteBody where it ends early."""
+        # Left set where the wait is given up: the rest of the body may come at any time, or never.
+        self._waiting = True
         try:
             block = await self._request.content.readany()
         except (EOFError, ConnectionError, web.RequestPayloadError) as error:
             raise IncompleteBody from error
+        self._waiting = False
         self.received_bytes += len(block)
         return block
 
     async def proceed(self) -> None:
         if self._expects:
             self._expects = False
-            if not self._request.content.is_eof():
+            if self._request.content.is_eof():
+                return
+            try:
                 await self._request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+            except ConnectionError as error:
+                raise ClientGoneError from error
 
     async def send(self, answer: Answer) -> None:
         response = self._response = _Response(status=answer.status, headers=answer.headers)
@@ -305,12 +313,12 @@ class _HttpExchange:
             raise ClientGoneError
 
     async def _begin(self, response: web.StreamResponse) -> None:
-        self.begun = True
-        self._connection.answering = True
         try:
             await response.prepare(self._request)
         except ConnectionError as error:
             raise ClientGoneError from error
+        self.begun = True
+        self._connection.answering = True
 
     def _must_close(self) -> bool:
         """Whether the connection is of no use after this answer."""
@@ -323,4 +331,4 @@ class _HttpExchange:
             self._connection.hurry()
             return True
         length = self._request.content_length
-        return length is None or length - self.received_bytes > _DRAINED_BYTES
+        return self._waiting or length is None or length - self.received_bytes > _DRAINED_BYTES

@@ -23,6 +23,7 @@ from gateway.s3.headers import (
     object_headers,
     read_conditions,
     response_overrides,
+    with_hoisted,
     write_conditions,
 )
 from tests.s3.refusals import outcome
@@ -83,6 +84,11 @@ def test_metadata_that_is_not_ascii_travels_encoded() -> None:
     assert raw == {"x-amz-meta-a": "=?UTF-8?B?w4Q=?="}
 
 
+def test_metadata_cannot_break_a_line() -> None:
+    with pytest.raises(InvalidArgument):
+        object_headers(head(("x-amz-meta-a", "b\r\nx: y")))
+
+
 def test_metadata_takes_2_kib() -> None:
     assert object_headers(head(("x-amz-meta-abc", "v" * 2045)))
     with pytest.raises(MetadataTooLarge):
@@ -105,6 +111,17 @@ def test_any_other_acl_is_not_supported(header: tuple[str, str]) -> None:
 def test_a_storage_class_nobody_knows_is_refused() -> None:
     with pytest.raises(InvalidStorageClass):
         object_headers(head(("x-amz-storage-class", "CHEAP")))
+
+
+def test_headers_in_a_presigned_query_count_as_headers() -> None:
+    query = "X-Amz-Signature=s&X-Amz-Date=d&x-amz-meta-a=b%20c&x-amz-acl=private&prefix=p"
+    presigned = RequestHead("PUT", "/b/k", query, (("x-amz-acl", "public-read"),))
+    assert with_hoisted(presigned).headers == (
+        ("x-amz-acl", "public-read"),
+        ("x-amz-meta-a", "b c"),
+    )
+    unsigned = RequestHead("PUT", "/b/k", "x-amz-meta-a=b", ())
+    assert with_hoisted(unsigned) is unsigned
 
 
 def test_conditions_of_a_read_and_of_a_copy_source_are_told_apart() -> None:

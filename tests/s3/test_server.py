@@ -152,6 +152,16 @@ async def test_an_error_leaves_the_connection_sane(node: Running) -> None:
     assert (await wire.reply()).body == b"after"
 
 
+async def test_a_tunnel_or_another_protocol_is_not_to_be_had(node: Running) -> None:
+    wire = await node.connect()
+    await wire.send(b"CONNECT 127.0.0.1:22 HTTP/1.1\r\nHost: x\r\n\r\n")
+    assert (await wire.reply()).code == "MethodNotAllowed"
+    wire = await node.connect()
+    upgrade = {"Connection": "Upgrade", "Upgrade": "websocket"}
+    await wire.send(node.signed("GET", "/train/a", upgrade) + node.signed("GET", "/train/b"))
+    assert [(await wire.reply()).code for _ in range(2)] == ["NoSuchKey", "NoSuchKey"]
+
+
 async def test_a_large_body_that_nobody_wants_ends_the_connection(node: Running) -> None:
     wire = await node.connect()
     headers = {"x-amz-acl": "public-read"}
@@ -224,7 +234,8 @@ async def test_a_body_that_stops_coming_times_out(tmp_path: Path) -> None:
         (node.root / "train").mkdir()
         wire = await node.connect()
         await wire.send(node.signed("PUT", "/train/a", {}, b"half", length=8))
-        assert (await wire.reply()).code == "RequestTimeout"
+        reply = await wire.reply()
+        assert (reply.code, reply.headers["connection"]) == ("RequestTimeout", "close")
         assert (await ask(node, node.signed("GET", "/train/a"))).code == "NoSuchKey"
 
 
