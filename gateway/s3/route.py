@@ -123,9 +123,9 @@ def _service(method: str) -> str:
 
 
 def _bucket(method: str, query: dict[str, str]) -> str:
-    for name, noun in _BUCKET_NOUNS.items():
-        if name in query:
-            return _named(method, noun)
+    noun = _sub_resource(query, _BUCKET_NOUNS)
+    if noun is not None:
+        return _named(method, noun)
     match method:
         case "GET" if "versions" in query:
             return "ListObjectVersions"
@@ -152,9 +152,9 @@ def _bucket(method: str, query: dict[str, str]) -> str:
 
 
 def _object(method: str, query: dict[str, str], *, copies: bool) -> str:
-    for name, noun in _OBJECT_NOUNS.items():
-        if name in query:
-            return _named(method, noun)
+    noun = _sub_resource(query, _OBJECT_NOUNS)
+    if noun is not None:
+        return _named(method, noun)
     upload = "uploadId" in query
     match method:
         case "GET":
@@ -171,6 +171,11 @@ def _object(method: str, query: dict[str, str], *, copies: bool) -> str:
             return "AbortMultipartUpload" if upload else "DeleteObject"
         case _:
             return _post_object(query)
+
+
+def _sub_resource(query: dict[str, str], nouns: dict[str, str]) -> str | None:
+    # Most requests have no query at all, and none has as many parameters as there are nouns.
+    return next((nouns[name] for name in query if name in nouns), None)
 
 
 def _named(method: str, noun: str) -> str:
