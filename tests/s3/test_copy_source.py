@@ -9,7 +9,7 @@ from gateway.model.ranges import ByteRange
 from gateway.s3.copy_source import CopySource, parse_copy_source, parse_source_range
 from tests.s3.refusals import outcome
 
-TEXT = st.text(alphabet=st.characters(exclude_categories=("Cs",)), min_size=1, max_size=60)
+TEXT = st.text(alphabet=st.characters(exclude_categories=["Cs"]), min_size=1, max_size=60)
 
 
 @pytest.mark.parametrize(

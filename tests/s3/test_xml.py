@@ -20,7 +20,7 @@ from tests.s3.refusals import outcome
 
 NAMESPACE = 'xmlns="http://s3.amazonaws.com/doc/2006-03-01/"'
 PRINTABLE = st.text(
-    alphabet=st.characters(exclude_categories=("Cs", "Cc"), exclude_characters="\ufffe\uffff"),
+    alphabet=st.characters(exclude_categories=["Cs", "Cc"], exclude_characters="\ufffe\uffff"),
     min_size=1,
     max_size=40,
 )
