@@ -137,7 +137,27 @@ def open_to_read(
         raise
 
 
-def _begin(backend: Backend, file: OpenFile, info: ObjectInfo, wanted: ByteRange | None) -> Opened:
+def find_to_read(backend: Backend, ref: ObjectRef) -> tuple[int, os.stat_result, Record | None]:
+    """A descriptor of an object's file, its status and record. Blocks. As `describe`."""
+    names = names_of(ref.key)
+    with backend.bucket(ref.bucket) as bucket:
+        if ref.version_id not in (None, NULL_VERSION):
+            raise NoSuchVersion(fields={"Key": ref.key, "VersionId": str(ref.version_id)})
+        found = open_object(bucket, names)
+    if found is None:
+        raise NoSuchKey(fields={"Key": ref.key})
+    return found
+
+
+def _begin(
+    backend: Backend,
+    file: OpenFile,
+    info: ObjectInfo,
+    wanted: ByteRange | None,
+    if_match: str | None,
+) -> Opened:
+    if if_match is not None and info.etag != if_match:
+        raise VersionChanged("The object is another version now.")
     part = ByteRange(0, info.size_bytes)
     if wanted is not None and info.size_bytes > 0:
         part = RangeSpec(wanted.start, wanted.stop - 1).resolve(info.size_bytes)

@@ -127,7 +127,7 @@ class Bench:
             self.disk, self.metrics, small_object_limit_bytes=SMALL_BYTES, jitter=lambda: 0.0
         )
         self.service = ObjectService(
-            buckets=BucketTable(config, {"main": self.origin}),  # type: ignore[dict-item]
+            buckets=BucketTable(config, {"main": self.origin}),
             disk=self.disk,
             filler=self.filler,
             versions=VersionTable(now=lambda: self.seconds),

@@ -25,7 +25,7 @@ from gateway.errors import (
     S3Error,
     TierUnavailable,
 )
-from gateway.tiers.origin_s3_errors import Asked, from_answer, from_exception
+from gateway.tiers.origin_s3.errors import Asked, from_answer, from_exception
 
 OBJECT = Asked("main", "HeadObject", "bucket", "key")
 VERSION = Asked("main", "HeadObject", "bucket", "key", "v1")

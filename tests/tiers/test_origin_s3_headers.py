@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from gateway.errors import InvalidArgument
 from gateway.model.ranges import ByteRange
-from gateway.tiers.origin_s3_headers import content_range, object_info, outgoing, put_result
+from gateway.tiers.origin_s3.headers import content_range, object_info, outgoing, put_result
 
 ANSWER = {
     "etag": '"abc"',

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.errors import InvalidRequest
-from gateway.tiers import origin_s3_listing
 from gateway.tiers.origin_s3 import S3Origin
-from gateway.tiers.origin_s3_listing import _beyond, _object, _start_after
+from gateway.tiers.origin_s3 import listing as origin_s3_listing
+from gateway.tiers.origin_s3.listing import _beyond, _object, _start_after
 from tests.origins import s3_config, s3_origin, scripted_origin
 
 LAST_MODIFIED = "2024-01-02T03:04:05.000Z"

@@ -13,7 +13,7 @@ from gateway.model.body import BytesBody
 from gateway.model.conditions import WriteConditions
 from gateway.model.objects import ObjectRef
 from gateway.tiers.origin_s3 import S3Origin
-from gateway.tiers.origin_s3_relay import S3RelayAnswer, encoded_query
+from gateway.tiers.origin_s3.relay import S3RelayAnswer, encoded_query
 from gateway.tiers.protocol import RelayRequest
 from tests.faulty import Fault, FlakyOrigin, flaky_origin
 from tests.origins import MotoServer, moto_server, s3_config, s3_origin, scripted_origin

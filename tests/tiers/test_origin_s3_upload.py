@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from gateway.errors import IncompleteBody
 from gateway.model.body import BytesBody
 from gateway.model.checksums import ALGORITHMS, checksum
-from gateway.tiers.origin_s3_upload import (
+from gateway.tiers.origin_s3.upload import (
     BUFFERED_BYTES,
     UploadStream,
     chunked_length_bytes,

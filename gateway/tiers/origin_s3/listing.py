@@ -23,8 +23,8 @@ from gateway.model.objects import (
     VersionEntry,
     VersionPage,
 )
-from gateway.tiers.origin_s3_client import S3Connection
-from gateway.tiers.origin_s3_headers import datetime_ms
+from gateway.tiers.origin_s3.client import S3Connection
+from gateway.tiers.origin_s3.headers import datetime_ms
 
 SORTED_KEYS_AT_MOST = 1_000_000
 _PAGE_KEYS = 1000

@@ -27,8 +27,8 @@ from gateway.errors import FeedrackError, NoSuchBucket, TierUnavailable
 from gateway.model.checksums import HEADER_BY_ALGORITHM
 from gateway.model.objects import ObjectRef
 from gateway.telemetry.metrics import Metrics
-from gateway.tiers.origin_s3_errors import UNREACHABLE, Asked, from_exception
-from gateway.tiers.origin_s3_upload import UploadStream
+from gateway.tiers.origin_s3.errors import UNREACHABLE, Asked, from_exception
+from gateway.tiers.origin_s3.upload import UploadStream
 
 if TYPE_CHECKING:
     from types_aiobotocore_s3 import S3Client

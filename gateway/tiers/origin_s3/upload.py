@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Mapping
 from gateway.errors import IncompleteBody
 from gateway.model.body import Body
 from gateway.model.checksums import HEADER_BY_ALGORITHM
-from gateway.tiers.origin_s3_headers import checksum_headers
+from gateway.tiers.origin_s3.headers import checksum_headers
 
 BUFFERED_BYTES = 1024 * 1024
 _BLOCK_BYTES = 256 * 1024

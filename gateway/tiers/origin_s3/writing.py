@@ -7,14 +7,14 @@ from gateway.errors import InternalError, NoSuchKey, NoSuchVersion, S3Error
 from gateway.model.body import Body
 from gateway.model.conditions import Conditions, WriteConditions
 from gateway.model.objects import DeleteResult, ObjectRef, PutResult
-from gateway.tiers.origin_s3_client import S3Connection, address, fields
-from gateway.tiers.origin_s3_headers import (
+from gateway.tiers.origin_s3.client import S3Connection, address, fields
+from gateway.tiers.origin_s3.headers import (
     copy_source_conditions,
     outgoing,
     put_result,
     write_conditions,
 )
-from gateway.tiers.origin_s3_upload import UploadStream, payload
+from gateway.tiers.origin_s3.upload import UploadStream, payload
 
 Tags = tuple[tuple[str, str], ...]
 

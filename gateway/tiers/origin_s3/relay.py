@@ -22,16 +22,16 @@ from yarl import URL
 
 from gateway.errors import TierUnavailable
 from gateway.model.body import Body
-from gateway.tiers.origin_s3_client import S3Connection, socket_factory, trailing_checksum
-from gateway.tiers.origin_s3_errors import (
+from gateway.tiers.origin_s3.client import S3Connection, socket_factory, trailing_checksum
+from gateway.tiers.origin_s3.errors import (
     UNREACHABLE,
     Asked,
     from_answer,
     from_exception,
     unreachable,
 )
-from gateway.tiers.origin_s3_headers import outgoing
-from gateway.tiers.origin_s3_upload import Payload, UploadStream, payload
+from gateway.tiers.origin_s3.headers import outgoing
+from gateway.tiers.origin_s3.upload import Payload, UploadStream, payload
 from gateway.tiers.protocol import RelayRequest
 
 _PIECE_BYTES = 1024 * 1024

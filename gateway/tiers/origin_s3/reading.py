@@ -22,9 +22,9 @@ from gateway.errors import (
 )
 from gateway.model.objects import ObjectInfo, ObjectRef, PartSpan
 from gateway.model.ranges import ByteRange
-from gateway.tiers.origin_s3_client import S3Connection, address, fields
-from gateway.tiers.origin_s3_errors import UNREACHABLE, unreachable
-from gateway.tiers.origin_s3_headers import content_range, object_info, quoted
+from gateway.tiers.origin_s3.client import S3Connection, address, fields
+from gateway.tiers.origin_s3.errors import UNREACHABLE, unreachable
+from gateway.tiers.origin_s3.headers import content_range, object_info, quoted
 
 _PIECE_BYTES = 1024 * 1024
 _WITH_CHECKSUMS = {"x-amz-checksum-mode": "ENABLED"}

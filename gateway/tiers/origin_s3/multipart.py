@@ -20,8 +20,8 @@ from gateway.model.objects import (
     UploadPage,
 )
 from gateway.model.ranges import ByteRange
-from gateway.tiers.origin_s3_client import address, fields
-from gateway.tiers.origin_s3_headers import (
+from gateway.tiers.origin_s3.client import address, fields
+from gateway.tiers.origin_s3.headers import (
     FIELD_BY_ALGORITHM,
     checksum_headers,
     copy_source_conditions,
@@ -31,7 +31,7 @@ from gateway.tiers.origin_s3_headers import (
     quoted,
     write_conditions,
 )
-from gateway.tiers.origin_s3_writing import Writing, copy_source
+from gateway.tiers.origin_s3.writing import Writing, copy_source
 
 
 class Multipart(Writing):
