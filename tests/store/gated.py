@@ -6,8 +6,6 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-from gateway.tiers.origin_directory import DirectoryOrigin
-
 from gateway.config import BucketConfig, CacheConfig, Config, DirectoryOriginConfig
 from gateway.errors import TierUnavailable
 from gateway.model.objects import ObjectInfo
@@ -18,6 +16,7 @@ from gateway.store.service import ObjectService
 from gateway.store.versions import VersionTable
 from gateway.telemetry.metrics import Metrics
 from gateway.tiers.disk import DiskTier
+from gateway.tiers.origin_directory import DirectoryOrigin
 from gateway.tiers.protocol import OpenedObject
 
 CHUNK_BYTES = 1024 * 1024

@@ -1,7 +1,8 @@
 """An S3 service as origin: AWS, or anything that speaks its API.
 
-The parts stand beside this file, one per verb family. They share `client`: one aiobotocore client with one connection pool, retries with full jitter, and the rule that an origin
-that cannot be reached is TierUnavailable and never a missing key.
+The parts stand beside this file, one per verb family. They share `client`: one aiobotocore client
+with one connection pool, retries with full jitter, and the rule that an origin that cannot be
+reached is TierUnavailable and never a missing key.
 """
 
 from gateway.tiers.origin_s3.listing import Listing
