@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.errors import InvalidBucketName, InvalidURI, KeyTooLongError
-from gateway.tiers.origin_directory_paths import (
+from gateway.tiers.origin_directory.paths import (
     OBJECT_NAME,
     STATE_NAME,
     check_new_bucket,

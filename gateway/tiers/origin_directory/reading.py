@@ -12,11 +12,11 @@ from threading import Lock
 from gateway.errors import NoSuchKey, NoSuchVersion, VersionChanged
 from gateway.model.objects import ObjectInfo, ObjectRef
 from gateway.model.ranges import ByteRange, RangeSpec
-from gateway.tiers.origin_directory_backend import Backend
-from gateway.tiers.origin_directory_listing import NULL_VERSION
-from gateway.tiers.origin_directory_objects import open_object
-from gateway.tiers.origin_directory_paths import names_of
-from gateway.tiers.origin_directory_records import Identity, Record, info_of
+from gateway.tiers.origin_directory.backend import Backend
+from gateway.tiers.origin_directory.listing import NULL_VERSION
+from gateway.tiers.origin_directory.objects import open_object
+from gateway.tiers.origin_directory.paths import names_of
+from gateway.tiers.origin_directory.records import Identity, Record, info_of
 
 BLOCK_BYTES = 1024**2
 # Up to here the bytes come with the opening, in one trip to the thread, and no file stays open.

@@ -1,8 +1,8 @@
 """A directory as an origin: the folders of a NAS mount are buckets, the files in them objects.
 
 What others put there is served as it is, and what is written through us can be read by others as
-plain files (`origin_directory_paths` says where). Nothing is kept but in the directory itself, in
-a hidden folder of each bucket and in attributes of the files (`origin_directory_records`).
+plain files (`paths` says where). Nothing is kept but in the directory itself, in
+a hidden folder of each bucket and in attributes of the files (`records`).
 
 Limits. Symbolic links are neither shown nor followed, wherever they lead. Conditional writes are
 atomic among the requests of one process; over one NAS the last of two hosts wins. What others
@@ -37,19 +37,18 @@ from gateway.model.objects import (
 )
 from gateway.model.ranges import ByteRange
 from gateway.telemetry.metrics import Metrics
-from gateway.tiers import origin_directory_buckets as buckets
-from gateway.tiers import origin_directory_uploads as uploads
-from gateway.tiers.origin_directory_backend import Backend
-from gateway.tiers.origin_directory_commit import retag
-from gateway.tiers.origin_directory_deleting import delete, delete_many
-from gateway.tiers.origin_directory_listing import list_page, version_page
-from gateway.tiers.origin_directory_objects import Bucket
-from gateway.tiers.origin_directory_paths import names_of
-from gateway.tiers.origin_directory_reading import Opened, open_to_read
-from gateway.tiers.origin_directory_reading import describe as describe_object
-from gateway.tiers.origin_directory_records import check_tags, describe, part_of
-from gateway.tiers.origin_directory_recovery import recover
-from gateway.tiers.origin_directory_writing import Writing
+from gateway.tiers.origin_directory import buckets, uploads
+from gateway.tiers.origin_directory.backend import Backend
+from gateway.tiers.origin_directory.commit import retag
+from gateway.tiers.origin_directory.deleting import delete, delete_many
+from gateway.tiers.origin_directory.listing import list_page, version_page
+from gateway.tiers.origin_directory.objects import Bucket
+from gateway.tiers.origin_directory.paths import names_of
+from gateway.tiers.origin_directory.reading import Opened, open_to_read
+from gateway.tiers.origin_directory.reading import describe as describe_object
+from gateway.tiers.origin_directory.records import check_tags, describe, part_of
+from gateway.tiers.origin_directory.recovery import recover
+from gateway.tiers.origin_directory.writing import Writing
 from gateway.tiers.protocol import OpenedObject, RelayAnswer, RelayRequest
 
 Tags = tuple[tuple[str, str], ...]

@@ -5,11 +5,11 @@ from collections.abc import Callable, Sequence
 from gateway.errors import S3Error
 from gateway.model.conditions import WriteConditions
 from gateway.model.objects import DeleteResult
-from gateway.tiers.origin_directory_commit import remove, sync_folder
-from gateway.tiers.origin_directory_errors import translate
-from gateway.tiers.origin_directory_listing import NULL_VERSION
-from gateway.tiers.origin_directory_objects import Bucket, Names
-from gateway.tiers.origin_directory_paths import names_of
+from gateway.tiers.origin_directory.commit import remove, sync_folder
+from gateway.tiers.origin_directory.errors import translate
+from gateway.tiers.origin_directory.listing import NULL_VERSION
+from gateway.tiers.origin_directory.objects import Bucket, Names
+from gateway.tiers.origin_directory.paths import names_of
 
 _ALWAYS = WriteConditions()
 

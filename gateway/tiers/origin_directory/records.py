@@ -27,8 +27,8 @@ from msgspec import Struct, field
 from gateway.errors import InvalidArgument, InvalidRequest, InvalidTag, MetadataTooLarge
 from gateway.errors import NotImplemented as S3NotImplemented
 from gateway.model.objects import ChecksumType, ObjectInfo, PartSpan
-from gateway.tiers.origin_directory_folders import ABSENT, Folder
-from gateway.tiers.origin_directory_paths import STATE_NAME
+from gateway.tiers.origin_directory.folders import ABSENT, Folder
+from gateway.tiers.origin_directory.paths import STATE_NAME
 
 ATTRIBUTE = "user.feedrack"
 DEFAULT_TYPE = "binary/octet-stream"

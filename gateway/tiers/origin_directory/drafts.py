@@ -17,9 +17,9 @@ from threading import Lock
 from gateway.errors import TierUnavailable, VersionChanged
 from gateway.model import checksums
 from gateway.model.objects import ChecksumType
-from gateway.tiers.origin_directory_folders import ABSENT, Folder
-from gateway.tiers.origin_directory_paths import STATE_NAME
-from gateway.tiers.origin_directory_records import Description, Identity, Record, Records
+from gateway.tiers.origin_directory.folders import ABSENT, Folder
+from gateway.tiers.origin_directory.paths import STATE_NAME
+from gateway.tiers.origin_directory.records import Description, Identity, Record, Records
 
 DRAFTS = (STATE_NAME, "tmp")
 COPY_BLOCK_BYTES = 1024**2

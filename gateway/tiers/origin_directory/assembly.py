@@ -17,7 +17,7 @@ from gateway.errors import (
 )
 from gateway.model import checksums
 from gateway.model.objects import ChecksumType, CompletedPart, PartEntry
-from gateway.tiers.origin_directory_records import Description
+from gateway.tiers.origin_directory.records import Description
 
 PART_LIMIT = 10_000
 PART_MINIMUM_BYTES = 5 * 1024**2

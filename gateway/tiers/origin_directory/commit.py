@@ -12,9 +12,9 @@ from collections.abc import Callable
 
 from gateway.errors import NoSuchKey, PreconditionFailed, TierUnavailable
 from gateway.model.conditions import WriteConditions
-from gateway.tiers.origin_directory_drafts import Draft
-from gateway.tiers.origin_directory_folders import ABSENT, Folder
-from gateway.tiers.origin_directory_objects import (
+from gateway.tiers.origin_directory.drafts import Draft
+from gateway.tiers.origin_directory.folders import ABSENT, Folder
+from gateway.tiers.origin_directory.objects import (
     ATTEMPTS,
     Bucket,
     Names,
@@ -23,8 +23,8 @@ from gateway.tiers.origin_directory_objects import (
     make_parents,
     open_object,
 )
-from gateway.tiers.origin_directory_paths import OBJECT_NAME
-from gateway.tiers.origin_directory_records import (
+from gateway.tiers.origin_directory.paths import OBJECT_NAME
+from gateway.tiers.origin_directory.records import (
     Description,
     Identity,
     Record,

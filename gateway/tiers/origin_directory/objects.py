@@ -19,11 +19,11 @@ from hashlib import blake2b
 import msgspec
 
 from gateway.errors import AccessDenied, NoSuchBucket, TierUnavailable
-from gateway.tiers.origin_directory_drafts import DRAFTS, draft_name
-from gateway.tiers.origin_directory_folders import ABSENT, Folder, exchange
-from gateway.tiers.origin_directory_locks import Locks
-from gateway.tiers.origin_directory_paths import OBJECT_NAME, STATE_NAME
-from gateway.tiers.origin_directory_records import Record, Records, write_whole
+from gateway.tiers.origin_directory.drafts import DRAFTS, draft_name
+from gateway.tiers.origin_directory.folders import ABSENT, Folder, exchange
+from gateway.tiers.origin_directory.locks import Locks
+from gateway.tiers.origin_directory.paths import OBJECT_NAME, STATE_NAME
+from gateway.tiers.origin_directory.records import Record, Records, write_whole
 
 Names = tuple[str, ...]
 

@@ -7,12 +7,12 @@ from msgspec import Struct
 
 from gateway.errors import BucketAlreadyExists, BucketNotEmpty, NoSuchTagSet
 from gateway.model.objects import BucketEntry
-from gateway.tiers.origin_directory_backend import Backend
-from gateway.tiers.origin_directory_folders import ABSENT, Folder
-from gateway.tiers.origin_directory_listing import is_empty
-from gateway.tiers.origin_directory_objects import Bucket
-from gateway.tiers.origin_directory_paths import STATE_NAME, check_new_bucket, is_bucket
-from gateway.tiers.origin_directory_records import check_tags, write_whole
+from gateway.tiers.origin_directory.backend import Backend
+from gateway.tiers.origin_directory.folders import ABSENT, Folder
+from gateway.tiers.origin_directory.listing import is_empty
+from gateway.tiers.origin_directory.objects import Bucket
+from gateway.tiers.origin_directory.paths import STATE_NAME, check_new_bucket, is_bucket
+from gateway.tiers.origin_directory.records import check_tags, write_whole
 
 _NOTE_NAME = "bucket"
 _TAG_LIMIT = 50

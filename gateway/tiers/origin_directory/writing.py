@@ -28,15 +28,15 @@ from gateway.model.objects import (
     PutResult,
 )
 from gateway.model.ranges import ByteRange
-from gateway.tiers import origin_directory_uploads as uploads
-from gateway.tiers.origin_directory_assembly import PART_LIMIT, assemble
-from gateway.tiers.origin_directory_backend import Backend
-from gateway.tiers.origin_directory_commit import check_conditions, description_of, place
-from gateway.tiers.origin_directory_drafts import Draft
-from gateway.tiers.origin_directory_objects import Bucket
-from gateway.tiers.origin_directory_paths import names_of
-from gateway.tiers.origin_directory_reading import find_to_read
-from gateway.tiers.origin_directory_records import (
+from gateway.tiers.origin_directory import uploads
+from gateway.tiers.origin_directory.assembly import PART_LIMIT, assemble
+from gateway.tiers.origin_directory.backend import Backend
+from gateway.tiers.origin_directory.commit import check_conditions, description_of, place
+from gateway.tiers.origin_directory.drafts import Draft
+from gateway.tiers.origin_directory.objects import Bucket
+from gateway.tiers.origin_directory.paths import names_of
+from gateway.tiers.origin_directory.reading import find_to_read
+from gateway.tiers.origin_directory.records import (
     Description,
     Identity,
     Record,

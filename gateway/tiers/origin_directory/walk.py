@@ -15,9 +15,9 @@ from collections.abc import Iterator
 from threading import Lock
 from typing import NamedTuple
 
-from gateway.tiers.origin_directory_folders import ABSENT, Folder
-from gateway.tiers.origin_directory_objects import Bucket, find, moving_gate
-from gateway.tiers.origin_directory_paths import (
+from gateway.tiers.origin_directory.folders import ABSENT, Folder
+from gateway.tiers.origin_directory.objects import Bucket, find, moving_gate
+from gateway.tiers.origin_directory.paths import (
     KEY_LIMIT_BYTES,
     decode,
     encode,

@@ -11,13 +11,13 @@ from typing import TypeVar
 
 from gateway.errors import TierUnavailable
 from gateway.telemetry.metrics import Metrics
-from gateway.tiers.origin_directory_drafts import Draft
-from gateway.tiers.origin_directory_errors import storage_errors
-from gateway.tiers.origin_directory_folders import Folder
-from gateway.tiers.origin_directory_locks import Locks
-from gateway.tiers.origin_directory_mount import Mount
-from gateway.tiers.origin_directory_objects import Bucket
-from gateway.tiers.origin_directory_walk import Scans
+from gateway.tiers.origin_directory.drafts import Draft
+from gateway.tiers.origin_directory.errors import storage_errors
+from gateway.tiers.origin_directory.folders import Folder
+from gateway.tiers.origin_directory.locks import Locks
+from gateway.tiers.origin_directory.mount import Mount
+from gateway.tiers.origin_directory.objects import Bucket
+from gateway.tiers.origin_directory.walk import Scans
 
 T = TypeVar("T")
 

@@ -7,11 +7,11 @@ from typing import Literal
 from msgspec import Struct
 
 from gateway.model.objects import ListPage, ObjectEntry, VersionEntry, VersionPage
-from gateway.tiers.origin_directory_folders import ABSENT, Folder
-from gateway.tiers.origin_directory_objects import Bucket, Names, find
-from gateway.tiers.origin_directory_paths import OBJECT_NAME, names_of
-from gateway.tiers.origin_directory_records import Identity, etag_of
-from gateway.tiers.origin_directory_walk import Scans, Walk
+from gateway.tiers.origin_directory.folders import ABSENT, Folder
+from gateway.tiers.origin_directory.objects import Bucket, Names, find
+from gateway.tiers.origin_directory.paths import OBJECT_NAME, names_of
+from gateway.tiers.origin_directory.records import Identity, etag_of
+from gateway.tiers.origin_directory.walk import Scans, Walk
 
 NULL_VERSION: Literal["null"] = "null"
 

@@ -5,12 +5,12 @@ import stat
 import structlog
 
 from gateway.errors import AccessDenied, FeedrackError, NoSuchBucket
-from gateway.tiers.origin_directory_backend import Backend
-from gateway.tiers.origin_directory_drafts import clean_drafts
-from gateway.tiers.origin_directory_errors import translate
-from gateway.tiers.origin_directory_objects import finish_moving
-from gateway.tiers.origin_directory_paths import is_bucket
-from gateway.tiers.origin_directory_uploads import clean_uploads
+from gateway.tiers.origin_directory.backend import Backend
+from gateway.tiers.origin_directory.drafts import clean_drafts
+from gateway.tiers.origin_directory.errors import translate
+from gateway.tiers.origin_directory.objects import finish_moving
+from gateway.tiers.origin_directory.paths import is_bucket
+from gateway.tiers.origin_directory.uploads import clean_uploads
 
 _log = structlog.get_logger()
 

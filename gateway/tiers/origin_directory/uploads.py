@@ -23,13 +23,13 @@ from gateway.model.objects import (
     UploadEntry,
     UploadPage,
 )
-from gateway.tiers.origin_directory_assembly import Assembly, Part, Upload
-from gateway.tiers.origin_directory_drafts import Draft
-from gateway.tiers.origin_directory_folders import ABSENT, Folder
-from gateway.tiers.origin_directory_listing import common_prefix, fold
-from gateway.tiers.origin_directory_objects import Bucket
-from gateway.tiers.origin_directory_paths import STATE_NAME
-from gateway.tiers.origin_directory_records import Description, write_whole
+from gateway.tiers.origin_directory.assembly import Assembly, Part, Upload
+from gateway.tiers.origin_directory.drafts import Draft
+from gateway.tiers.origin_directory.folders import ABSENT, Folder
+from gateway.tiers.origin_directory.listing import common_prefix, fold
+from gateway.tiers.origin_directory.objects import Bucket
+from gateway.tiers.origin_directory.paths import STATE_NAME
+from gateway.tiers.origin_directory.records import Description, write_whole
 
 # Long enough for another host to be done with beginning or ending it.
 _REMNANT_AGE_SECONDS = 24 * 3600

@@ -11,9 +11,9 @@ import secrets
 from pathlib import Path
 
 from gateway.errors import NoSuchBucket, TierUnavailable
-from gateway.tiers.origin_directory_folders import ABSENT, Folder
-from gateway.tiers.origin_directory_paths import STATE_NAME, is_bucket
-from gateway.tiers.origin_directory_records import write_whole
+from gateway.tiers.origin_directory.folders import ABSENT, Folder
+from gateway.tiers.origin_directory.paths import STATE_NAME, is_bucket
+from gateway.tiers.origin_directory.records import write_whole
 
 _MARKER_NAME = "root"
 _MARKER_BYTES = 16
