@@ -15,6 +15,7 @@ from gateway.store.buckets import Bucket
 from gateway.store.core import Core
 from gateway.store.direct import DirectReader
 from gateway.store.reading import ReadAnswer, SpanSource
+from gateway.store.versions import Ticket
 from gateway.tiers.protocol import SpanReader, TierName
 
 T = TypeVar("T")
@@ -157,49 +158,44 @@ class Reads(Core):
     async def _ask(self, bucket: Bucket, ref: ObjectRef, *, checksums: bool) -> ObjectInfo:
         """Asks the origin what the key holds now; askers of one moment share the answer."""
 
-        async def ask() -> ObjectInfo:
-            ticket = self._versions.begin_read(ref)
-            try:
-                info = await bucket.origin.head(ref, checksums=checksums)
-                if self._versions.learn(ticket, info):
-                    self._remember_on_disk(ref, info)
-                return info
-            finally:
-                self._versions.end_read(ticket)
+        async def ask(ticket: Ticket) -> ObjectInfo:
+            info = await bucket.origin.head(ref, checksums=checksums)
+            if self._versions.learn(ticket, info):
+                self._remember_on_disk(ref, info)
+            return info
 
         if not bucket.immutable and bucket.freshness_seconds == 0:
             # "Ask always" means since this request came in: no sharing with an earlier question.
-            return await ask()
-        return await self._share(("head", ref, self._versions.generation(ref), checksums), ask)
+            ticket = self._versions.begin_read(ref)
+            try:
+                return await ask(ticket)
+            finally:
+                self._versions.end_read(ticket)
+        return await self._share(ref, "head with checksums" if checksums else "head", ask)
 
     async def _open_unknown(self, bucket: Bucket, ref: ObjectRef, *, checksums: bool) -> ObjectInfo:
         """Learns what the key holds from the answer that already brings its first chunk."""
 
-        async def open_first() -> ObjectInfo:
-            ticket = self._versions.begin_read(ref)
-            try:
-                opened = await bucket.origin.open(ref, wanted=ByteRange(0, self._cache.chunk_size))
-                info = opened.info
-                version = ObjectVersion(ref, info.etag, info.size_bytes)
-                first = span(version, 0, self._cache.chunk_size)
-                if info.cacheable and info.size_bytes and self._filler.find(first) is None:
-                    self._filler.start(first, bucket.origin, opened)
-                else:
-                    await opened.close()
-                if self._versions.learn(ticket, info):
-                    self._remember_on_disk(ref, info)
-                return info
-            finally:
-                self._versions.end_read(ticket)
+        async def open_first(ticket: Ticket) -> ObjectInfo:
+            opened = await bucket.origin.open(ref, wanted=ByteRange(0, self._cache.chunk_size))
+            info = opened.info
+            version = ObjectVersion(ref, info.etag, info.size_bytes)
+            first = span(version, 0, self._cache.chunk_size)
+            if info.cacheable and info.size_bytes and self._filler.find(first) is None:
+                self._filler.start(first, bucket.origin, opened)
+            else:
+                await opened.close()
+            if self._versions.learn(ticket, info):
+                self._remember_on_disk(ref, info)
+            return info
 
-        question = ("open", ref, self._versions.generation(ref))
         if not checksums or not bucket.origin.relays:
-            return await self._share(question, open_first)
+            return await self._share(ref, "open", open_first)
         # S3 leaves checksums out of ranged answers: ask for them meanwhile, not afterwards.
         ticket = self._versions.begin_read(ref)
         asking = asyncio.create_task(bucket.origin.head(ref, checksums=True))
         try:
-            info = await self._share(question, open_first)
+            info = await self._share(ref, "open", open_first)
             if not info.checksums_known:
                 info = _with_checksums(info, await asking)
                 if self._versions.learn(ticket, info):
@@ -211,16 +207,25 @@ class Reads(Core):
             await asyncio.gather(asking, return_exceptions=True)
 
     async def _share(
-        self, question: tuple[object, ...], ask: Callable[[], Coroutine[Any, Any, T]]
+        self, ref: ObjectRef, what: str, ask: Callable[[Ticket], Coroutine[Any, Any, T]]
     ) -> T:
         """One task answers all who ask the same now; an asker that leaves cancels nothing."""
+        question = (what, ref, self._versions.generation(ref))
         task: asyncio.Task[T] | None = self._questions.get(question)
         if task is None:
-            task = asyncio.create_task(ask())
+            # Drawn before the task first runs: a generation counts from there on only while
+            # somebody holds a ticket, and this one must not come again as long as it is asked.
+            ticket = self._versions.begin_read(ref)
+            task = asyncio.create_task(ask(ticket))
             self._questions[question] = task
-            task.add_done_callback(lambda _: self._questions.pop(question, None))
-            # Where every asker has left, nobody else would collect its exception.
-            task.add_done_callback(lambda done: done.cancelled() or done.exception())
+
+            def over(done: asyncio.Task[T]) -> None:
+                del self._questions[question]
+                self._versions.end_read(ticket)
+                # Where every asker has left, nobody else would collect its exception.
+                done.cancelled() or done.exception()
+
+            task.add_done_callback(over)
         return await asyncio.shield(task)
 
     def _source(
