@@ -3,6 +3,7 @@
 from typing import Any
 
 import aiohttp
+import msgspec
 from msgspec import Struct
 from prometheus_client.parser import text_string_to_metric_families
 from rich.console import Console
@@ -37,20 +38,30 @@ class Status(Struct, frozen=True):
     origin_read_bytes: int
 
 
+class _Members(Struct):
+    members: list[dict[str, Any]]
+
+
+class _Fills(Struct):
+    fills: list[dict[str, Any]]
+
+
 async def fetch(url: str, token: str | None) -> Status:
     """Asks the node at `url`. StatusError says what stood in the way."""
+    url = url.rstrip("/")
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     try:
         async with aiohttp.ClientSession(headers=headers, timeout=_TIMEOUT) as session:
-            members = await _get(session, f"{url}/v1/members")
-            fills = await _get(session, f"{url}/v1/fills")
-            async with session.get(f"{url}/metrics") as answer:
-                text = await answer.text()
+            members = msgspec.json.decode(await _get(session, f"{url}/v1/members"), type=_Members)
+            fills = msgspec.json.decode(await _get(session, f"{url}/v1/fills"), type=_Fills)
+            text = (await _get(session, f"{url}/metrics")).decode()
+        samples = [
+            sample for family in text_string_to_metric_families(text) for sample in family.samples
+        ]
     except (aiohttp.ClientError, TimeoutError) as error:
         raise StatusError(f"{url}: {error or 'no answer'}") from error
-    samples = [
-        sample for family in text_string_to_metric_families(text) for sample in family.samples
-    ]
+    except ValueError as error:
+        raise StatusError(f"{url}: not a feedrack admin port: {error}") from error
 
     def total(name: str, **labels: str) -> int:
         return int(
@@ -63,7 +74,7 @@ async def fetch(url: str, token: str | None) -> Status:
         )
 
     return Status(
-        members=members["members"],
+        members=members.members,
         tiers=[
             TierReads(
                 tier,
@@ -72,17 +83,18 @@ async def fetch(url: str, token: str | None) -> Status:
             )
             for tier in _TIERS
         ],
-        fills=fills["fills"],
+        fills=fills.fills,
         origin_requests=total("feedrack_origin_requests_total"),
         origin_read_bytes=total("feedrack_origin_read_bytes_total"),
     )
 
 
-async def _get(session: aiohttp.ClientSession, url: str) -> Any:
+async def _get(session: aiohttp.ClientSession, url: str) -> bytes:
     async with session.get(url) as answer:
-        body = await answer.json()
+        body = await answer.read()
         if answer.status != 200:
-            raise StatusError(f"{url}: {answer.status} {body.get('error', '')}")
+            said = body[:200].decode("utf-8", "replace").strip()
+            raise StatusError(f"{url}: {answer.status} {said}")
         return body
 
 
