@@ -83,8 +83,13 @@ class Core:
         task.add_done_callback(self._background.discard)
 
     def _remember_on_disk(self, ref: ObjectRef, info: ObjectInfo) -> None:
+        async def remember() -> None:
+            # A write may have begun since, and what it made the disk forget must not come back.
+            if self._versions.trusted(ref, None) == info:
+                await self._disk.remember(ref, info)
+
         if info.cacheable and self._disk.accepting and self._disk.recall(ref) != info:
-            self._later(self._disk.remember(ref, info), "remember")
+            self._later(remember(), "remember")
 
 
 class Writing:

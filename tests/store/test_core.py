@@ -1,0 +1,38 @@
+"""What all writes go through: nothing they replace comes back behind them."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from gateway.config import BucketConfig
+from gateway.model.body import BytesBody
+from gateway.model.conditions import UNCONDITIONAL_WRITE
+from gateway.model.objects import PutResult
+from tests.store.gated import Bench
+
+
+async def test_what_a_write_replaces_is_not_remembered_on_disk_after_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with Bench(tmp_path, bucket=BucketConfig(immutable=True)) as bench:
+        ref = bench.service.bucket("train").ref("k")
+        put = bench.origin.inner.put
+        await put(ref, BytesBody(b"old"), {}, UNCONDITIONAL_WRITE)
+
+        async def put_like_s3(*args: Any, **kwargs: Any) -> PutResult:
+            """S3 does not say all that a head would, so the write teaches nothing."""
+            return msgspec.structs.replace(await put(*args, **kwargs), info=None)
+
+        monkeypatch.setattr(bench.origin, "put", put_like_s3)
+        reader = asyncio.create_task(bench.service.head("train", "k"))
+        while bench.service._versions.trusted(ref, None) is None:
+            await asyncio.sleep(0)
+        # The old version has just been learned and is about to be remembered on disk.
+        written = await bench.service.put("train", "k", BytesBody(b"new"), {}, UNCONDITIONAL_WRITE)
+        await reader
+        await bench.service.settle()
+        assert (await bench.service.head("train", "k")).info.etag == written.etag
+        assert await bench.read("k") == b"new"
