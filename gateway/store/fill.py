@@ -56,6 +56,10 @@ class Fill:
             self._waiting.append(future)
             await future
 
+    async def wait_over(self) -> None:
+        """Returns once the fill is over, well or badly."""
+        await self.wait_beyond(self.span.size_bytes)
+
     def _wake(self) -> None:
         waiting, self._waiting = self._waiting, []
         for future in waiting:
@@ -92,7 +96,12 @@ class FollowingReader:
                 raise TierUnavailable("the span was evicted while it was being read")
             return await self._kept.read(offset, limit_bytes)
         assert fill.writer is not None  # noqa: S101 - not done, not in memory: it has a writer
-        return await fill.writer.read(offset, min(limit_bytes, fill.received_bytes - offset))
+        try:
+            return await fill.writer.read(offset, min(limit_bytes, fill.received_bytes - offset))
+        except TierUnavailable:
+            # The file is getting its name this very moment, or the disk fails: the fill will tell.
+            await fill.wait_over()
+            return await self.read(offset, limit_bytes)
 
     async def close(self) -> None:
         if self._kept is not None:
