@@ -23,11 +23,12 @@ from gateway.index.records import Table
 _GATHER_SECONDS = 0.25
 _STEP_BYTES = 256 * 1024
 _SLICE_ENTRIES = 4000
+_MAX_BATCH_ENTRIES = 2000
 # Beyond these, what could not be committed is not worth the memory: the caller starts over.
 _MAX_UNCOMMITTED = 200_000
 
 T = TypeVar("T")
-Batch = dict[tuple[Table, bytes], bytes | None]
+Operation = tuple[tuple[Table, bytes], bytes | None]
 
 
 class IndexLost(FeedrackError):  # noqa: N818 - named as the other internal errors are
@@ -44,6 +45,10 @@ class HeldIndex:
     def __init__(self, path: Path, max_bytes: int) -> None:
         self._path = path
         self._max_bytes = max_bytes
+        # Every entry may rewrite a page, and LMDB uses the old ones again two commits later: what
+        # holds something and three batches of pages must fit.
+        self._batch_entries = min(_MAX_BATCH_ENTRIES, max(32, max_bytes // 16_384))
+        self.limit_bytes = max(max_bytes // 3, max_bytes - 4 * 4096 * self._batch_entries)
         self._grow: Callable[[int], Awaitable[bool]] | None = None
         self._on_error: Callable[[OSError | IndexLost], None] | None = None
         self._on_commit: Callable[[], None] | None = None
@@ -59,8 +64,8 @@ class HeldIndex:
             raise
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="index")
         self._turn = asyncio.Lock()
-        self._pending: Batch = {}
-        self._writing: Batch = {}
+        self._pending: dict[tuple[Table, bytes], bytes | None] = {}
+        self._writing: dict[tuple[Table, bytes], bytes | None] = {}
         self._wake = asyncio.Event()
         self._urgent = asyncio.Event()
         self._waiters: list[asyncio.Future[bool]] = []
@@ -104,7 +109,7 @@ class HeldIndex:
             return int(transaction.stat(self._tables[table])["entries"])
 
     def used_bytes(self) -> int:
-        """Bytes of the file that hold something; the rest is free for new entries."""
+        """Bytes of the file that hold something. The caller keeps them below `limit_bytes`."""
         pages = 0
         page_bytes = 4096
         with self._environment.begin() as transaction:
@@ -205,7 +210,11 @@ class HeldIndex:
         if not self._writing:
             return True
         try:
-            await self._store(self._writing)
+            operations = list(self._writing.items())
+            for start in range(0, len(operations), self._batch_entries):
+                await self._store(operations[start : start + self._batch_entries])
+                if self._on_commit is not None:
+                    self._on_commit()
         except (OSError, IndexLost) as error:
             # Newer writes win over those that did not get through.
             self._pending = self._writing | self._pending
@@ -215,11 +224,9 @@ class HeldIndex:
                 self._on_error(IndexLost("too much could not be committed") if too_much else error)
             return False
         self._writing = {}
-        if self._on_commit is not None:
-            self._on_commit()
         return True
 
-    async def _store(self, batch: Batch) -> None:
+    async def _store(self, batch: list[Operation]) -> None:
         while True:
             try:
                 await self._run(self._transact, batch)
@@ -243,9 +250,9 @@ class HeldIndex:
             self._environment.set_mapsize(self.map_bytes + step)
             self.map_bytes += step
 
-    def _transact(self, batch: Batch) -> None:
+    def _transact(self, batch: list[Operation]) -> None:
         with self._environment.begin(write=True) as transaction:
-            for (table, key), value in batch.items():
+            for (table, key), value in batch:
                 if value is None:
                     transaction.delete(key, db=self._tables[table])
                 else:

@@ -9,7 +9,9 @@ keep what one has:
 
 - the main queue is first filled with whatever comes, instead of only with what comes twice;
 - a ghost must win its place: each one costs the oldest item of the main queue one of its reads,
-  and only an item without any gives way.
+  and only an item without any gives way. Whether such swaps pay is watched: of the ghost that won
+  and the item that gave way, which is asked for first? In shuffled epochs it nearly always is the
+  item that gave way, and then ghosts must come in ever greater numbers for one to win.
 
 Items have sizes and may be worth only a part of a read (a shard of which some objects were read).
 """
@@ -24,6 +26,10 @@ MAX_READS = 3.0
 # From half its size read again, an item counts as read.
 _READ = 0.5
 _MAX_GHOSTS = 1 << 18
+# How many ghosts it takes at most for one to win, and how fast that many are asked for.
+_MAX_PRICE = 32.0
+_PRICE_STEP = 1.1
+_MAX_DUELS = 1 << 16
 
 I = TypeVar("I", bound=Hashable)  # noqa: E741 - an item
 
@@ -58,11 +64,60 @@ class Ghosts:
         return True
 
 
+class Duels:
+    """Pairs of a name that won a place and one that lost it, until either is asked for again.
+
+    `price` is how many ghosts should come for one to win a place: 1 while winners are asked for
+    first, more while losers are."""
+
+    def __init__(self, limit_entries: int = _MAX_DUELS) -> None:
+        self._limit_entries = limit_entries
+        self._waiting: OrderedDict[Hashable, None] = OrderedDict()
+        self._losers: OrderedDict[Hashable, Hashable] = OrderedDict()
+        self._winners: dict[Hashable, Hashable] = {}
+        self.price = 1.0
+
+    def __len__(self) -> int:
+        return len(self._losers)
+
+    def won(self, name: Hashable) -> None:
+        """A name took a place; whose, is not known yet."""
+        self._waiting[name] = None
+        if len(self._waiting) > self._limit_entries:
+            self._waiting.popitem(last=False)
+
+    def lost(self, name: Hashable) -> None:
+        """A name had to go: to the winner that has waited longest, if any has."""
+        if not self._waiting:
+            return
+        winner, _ = self._waiting.popitem(last=False)
+        if winner == name:
+            return
+        self._losers[name] = winner
+        self._winners[winner] = name
+        if len(self._losers) > self._limit_entries:
+            _, forgotten = self._losers.popitem(last=False)
+            del self._winners[forgotten]
+
+    def asked(self, name: Hashable) -> None:
+        """A name is asked for: if it is of a pair, this decides."""
+        if name in self._waiting:
+            del self._waiting[name]
+            self.price = max(1.0, self.price / _PRICE_STEP)
+        elif name in self._winners:
+            del self._losers[self._winners.pop(name)]
+            self.price = max(1.0, self.price / _PRICE_STEP)
+        elif name in self._losers:
+            del self._winners[self._losers.pop(name)]
+            self.price = min(_MAX_PRICE, self.price * _PRICE_STEP)
+
+
 class Victim(NamedTuple, Generic[I]):
-    """An item that has to go, and what that frees."""
+    """An item that has to go, what that frees, and whether it was in the main queue."""
 
     item: I
     size_bytes: int
+    main: bool
 
 
 class _Entry:
@@ -78,19 +133,30 @@ class Policy(Generic[I]):
     """Which of the items in the cache goes next.
 
     `limit_bytes` is what all items may take together; the caller asks for `victim`s until what it
-    wants to add fits. `on_spent` hears of items that paid with a read for staying.
+    wants to add fits. `on_spent` hears of items that paid with a read for staying. An item that
+    `is_bundle` comes and goes under the names of what is in it: the caller asks `wins` for each
+    on its way in, tells `read` of each, and `evicted` of each that went with its bundle.
     """
 
-    def __init__(self, limit_bytes: int, *, on_spent: Callable[[I], None] | None = None) -> None:
+    def __init__(
+        self,
+        limit_bytes: int,
+        *,
+        on_spent: Callable[[I], None] | None = None,
+        is_bundle: Callable[[I], bool] = lambda _: False,
+    ) -> None:
         self.limit_bytes = limit_bytes
         self.small_bytes = 0
         self.main_bytes = 0
         self.ghosts = Ghosts(self._main_limit_bytes)
+        self.duels = Duels()
         self._on_spent = on_spent
+        self._is_bundle = is_bundle
         self._entries: dict[I, _Entry] = {}
         self._small: OrderedDict[I, None] = OrderedDict()
         self._main: OrderedDict[I, None] = OrderedDict()
         self._challenge_bytes = 0
+        self._credit_bytes = 0.0
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -129,17 +195,21 @@ class Policy(Generic[I]):
     def wins(self, name: Hashable, size_bytes: int) -> bool:
         """Whether what comes in under this name belongs to the main queue at once.
 
-        So it does if it was evicted lately and either the main queue has room or its oldest item
-        was not read since it was last asked to give way."""
+        So it does if it was evicted lately and either the main queue has room, or swaps pay and
+        its oldest item was not read since it was last asked to give way."""
+        self.duels.asked(name)
         if not self.ghosts.take(name):
             return False
         if self.main_bytes + size_bytes <= self._main_limit_bytes:
             return True
         oldest = next(iter(self._main), None)
-        if oldest is None:
+        self._credit_bytes += size_bytes / self.duels.price
+        if oldest is None or self._credit_bytes < size_bytes:
             return False
+        self._credit_bytes -= size_bytes
         entry = self._entries[oldest]
         if entry.reads < _READ:
+            self.duels.won(name)
             return True
         self._challenge_bytes += size_bytes
         if self._challenge_bytes >= entry.size_bytes:
@@ -149,6 +219,7 @@ class Policy(Generic[I]):
 
     def read(self, item: I, worth: float = 1.0) -> None:
         """Tells that an item, or this part of it, was read. Unknown items are ignored."""
+        self.duels.asked(item)
         entry = self._entries.get(item)
         if entry is not None:
             entry.reads = min(MAX_READS, entry.reads + worth)
@@ -178,6 +249,13 @@ class Policy(Generic[I]):
                 found = self._from_small(pinned)
         return found
 
+    def evicted(self, name: Hashable, size_bytes: int, *, main: bool) -> None:
+        """Tells of a name that went with a bundle; of other items `victim` knows itself."""
+        if main:
+            self.duels.lost(name)
+        else:
+            self.ghosts.add(name, size_bytes)
+
     @property
     def _small_limit_bytes(self) -> int:
         return int(self.limit_bytes * SMALL_SHARE)
@@ -204,9 +282,7 @@ class Policy(Generic[I]):
             elif pinned(item):
                 self._small.move_to_end(item)
             else:
-                self.remove(item)
-                self.ghosts.add(item, entry.size_bytes)
-                return Victim(item, entry.size_bytes)
+                return self._take_out(item, entry)
         return None
 
     def _from_main(self, pinned: Callable[[I], bool]) -> Victim[I] | None:
@@ -219,9 +295,14 @@ class Policy(Generic[I]):
             elif pinned(item):
                 self._main.move_to_end(item)
             else:
-                self.remove(item)
-                return Victim(item, entry.size_bytes)
+                return self._take_out(item, entry)
         return None
+
+    def _take_out(self, item: I, entry: _Entry) -> Victim[I]:
+        self.remove(item)
+        if not self._is_bundle(item):
+            self.evicted(item, entry.size_bytes, main=entry.main)
+        return Victim(item, entry.size_bytes, entry.main)
 
     def _spend(self, item: I, entry: _Entry) -> None:
         self._main.move_to_end(item)

@@ -73,6 +73,7 @@ class Holding:
         self.policy: Policy[Item] = Policy(
             int(config.capacity) - sizes.headroom_bytes - FIXED_BYTES - index.map_bytes,
             on_spent=self._spent,
+            is_bundle=lambda item: isinstance(item, int),
         )
         self.files = OpenFiles(threads)
         self.chunks = ChunkStore(
@@ -118,7 +119,6 @@ class Holding:
             metrics=metrics,
         )
         index.serve(grow=self.grow_index, on_error=failed, on_commit=self.trim_index)
-        self._max_index_bytes = sizes.index_bytes
         self._trimming: asyncio.Task[None] | None = None
         self._enter(found)
 
@@ -133,7 +133,7 @@ class Holding:
 
     def trim_index(self) -> None:
         """Lets go of entries where the index nears its limit."""
-        if self._trimming is None and self.index.used_bytes() > self._max_index_bytes * 3 // 4:
+        if self._trimming is None and self.index.used_bytes() > self.index.limit_bytes:
             self._trimming = asyncio.create_task(self._trim())
 
     async def close(self) -> bool:
@@ -161,7 +161,7 @@ class Holding:
     async def _evict(self, victims: list[Victim[Item]]) -> None:
         for victim in victims:
             if isinstance(victim.item, int):
-                await self.small.evict(victim.item, victim.size_bytes)
+                await self.small.evict(victim.item, victim.size_bytes, main=victim.main)
         await self.chunks.evict([victim for victim in victims if isinstance(victim.item, bytes)])
 
     def _spent(self, item: Item) -> None:

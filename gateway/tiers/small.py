@@ -119,6 +119,7 @@ class SmallStore:
         if len(data) != record.size_bytes or xxhash.xxh3_64_intdigest(data) != record.sum:
             self._corrupt(digest, record, "checksum")
             return None
+        self._policy.read(digest)
         self._count(record)
         return SmallReader(data)
 
@@ -141,10 +142,10 @@ class SmallStore:
         self.log.discard(digest)
         self._index.delete(Table.SMALL, digest)
 
-    async def evict(self, shard: int, size_bytes: int) -> None:
+    async def evict(self, shard: int, size_bytes: int, *, main: bool) -> None:
         """Moves on what was read of a shard that the policy no longer counts, and removes it.
         TierUnavailable where that fails."""
-        if not await self._empty(shard, size_bytes // 2):
+        if not await self._empty(shard, size_bytes // 2, main):
             log.warning("shard given up", shard=shard)
         self._sealed.discard(shard)
         self._reads.pop(shard, None)
@@ -165,7 +166,7 @@ class SmallStore:
         self._sealed.add(shard)
         self._policy.add(shard, size_bytes, main=main)
 
-    async def _empty(self, shard: int, budget_bytes: int) -> bool:
+    async def _empty(self, shard: int, budget_bytes: int, main: bool) -> bool:
         """Drops a shard's objects from the index, moving on those that were read, the most read
         first, as far as they fit. False where its list could not be followed to the end."""
         reads = self._reads.get(shard, {})
@@ -187,7 +188,7 @@ class SmallStore:
                 if data is not None and self.log.move(entry.digest, record.name, bytes(data)):
                     budget_bytes -= entry.size_bytes
                 else:
-                    self._policy.ghosts.add(entry.digest, entry.size_bytes)
+                    self._policy.evicted(entry.digest, entry.size_bytes, main=main)
                 self._index.delete(Table.SMALL, entry.digest)
             self._index.delete(Table.EXTENTS, extent_key(shard, number))
             number += 1
