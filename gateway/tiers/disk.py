@@ -22,9 +22,7 @@ from gateway.index.held import HeldIndex, IndexLost, translated
 from gateway.index.records import (
     ObjectRecord,
     Table,
-    decode_chunk,
     decode_object,
-    decode_small,
     encode,
     find,
     object_key,
@@ -199,24 +197,7 @@ class DiskTier:
         holding = self._holding
         if holding is None:
             return 0
-        await holding.small.log.flush()
-        await holding.index.flush()
-        total = 0
-        wanted = (origin, raw_text(bucket), raw_text(prefix))
-
-        def visit(decode: Callable[[bytes], object], raw: bytes) -> None:
-            nonlocal total
-            try:
-                record = decode(raw)
-            except msgspec.MsgspecError:
-                return
-            name, size_bytes = record.name, record.size_bytes  # type: ignore[attr-defined]
-            if (name.origin, name.bucket) == wanted[:2] and name.key.startswith(wanted[2]):
-                total += size_bytes
-
-        await holding.index.scan(Table.CHUNKS, lambda _, raw: visit(decode_chunk, raw))
-        await holding.index.scan(Table.SMALL, lambda _, raw: visit(decode_small, raw))
-        return total
+        return await holding.held_bytes(origin, bucket, prefix)
 
     def _is_small(self, span: Span) -> bool:
         return span.version.size_bytes <= self._config.small_object_limit
@@ -391,11 +372,15 @@ class DiskTier:
         holding = self._holding
         if holding is None:
             await self._attach(blind=True)
-        elif self._health.reason is not None:
-            try:
+            return
+        if self._health.reason == "full":
+            holding.files.close_idle()
+        try:
+            if self._health.reason is not None:
                 await self._threads.write(holding.folder.probe)
-            except OSError as error:
-                self._health.failed(self._reason(error), str(error))
-                return
-            if await holding.index.flush():
-                self._health.recovered()
+            await self._threads.write(holding.folder.beat)
+        except OSError as error:
+            self._health.failed(self._reason(error), str(error))
+            return
+        if self._health.reason is not None and await holding.index.flush():
+            self._health.recovered()

@@ -2,7 +2,7 @@
 
     LOCK         held by the one process that uses the folder
     FORMAT       the layout and the chunk size; another one starts empty
-    SESSION      present while the index tells the truth about what is current
+    SESSION      present while the index tells the truth about what is current, and touched often
     index.lmdb   what is held
     chunks/xx/   a file per chunk
     shards/      a file per shard
@@ -16,6 +16,8 @@ import os
 import shutil
 import subprocess
 import sys
+import time
+from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
@@ -30,6 +32,8 @@ from gateway.tiers.packed import shard_path
 _VERSION = 1
 _PROBE_BYTES = 1024**2
 _CHECK_SECONDS = 600
+# Between the last sign of life in the folder and the next start.
+_MAX_SILENCE_SECONDS = 60
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 # Run in a process of its own: a file that is damaged inside can kill whoever maps it.
@@ -93,6 +97,14 @@ class Folder:
     def begin_session(self) -> None:
         """From now on what is remembered is kept current."""
         self._write_session(clean=False)
+
+    def beat(self) -> None:
+        """Gives a sign of life. OSError where the disk does not take it.
+
+        A disk that takes nothing does not take `distrust` either, should the process be killed
+        meanwhile; then the silence tells. Without a session there is nothing to keep alive."""
+        with suppress(FileNotFoundError):
+            os.utime(self.path / "SESSION")
 
     def distrust(self) -> None:
         """What is remembered could not be kept current: the next start must not believe it."""
@@ -191,7 +203,10 @@ class Folder:
         shutil.rmtree(self.path / "tmp", ignore_errors=True)
         self._make_folders()
         session = _read(self.path / "SESSION", _Session)
-        return session is not None and (session.clean or session.boot_id == _boot_id())
+        if session is None or session.clean:
+            return session is not None
+        silence_seconds = abs(time.time() - (self.path / "SESSION").stat().st_mtime)
+        return session.boot_id == _boot_id() and silence_seconds <= _MAX_SILENCE_SECONDS
 
     def _make_folders(self) -> None:
         (self.path / "tmp").mkdir(exist_ok=True)

@@ -11,7 +11,10 @@ Reason = Literal["full", "read-only", "io-error", "missing"]
 
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 _READ_ONLY = frozenset({errno.EROFS, errno.EACCES, errno.EPERM})
-_MISSING = frozenset({errno.ENOENT, errno.ESTALE, errno.ENODEV, errno.ENXIO, errno.ENOTDIR})
+# A folder that cannot be made because of what is at its place is as good as missing.
+_MISSING = frozenset(
+    {errno.ENOENT, errno.ESTALE, errno.ENODEV, errno.ENXIO, errno.ENOTDIR, errno.EEXIST}
+)
 
 log = structlog.get_logger()
 

@@ -7,12 +7,22 @@ is removed, what has no file is forgotten. Checksums take care of the rest at th
 import asyncio
 from collections.abc import Callable
 
+import msgspec
 import structlog
 
 from gateway.config import CacheConfig
 from gateway.errors import TierFull, TierUnavailable
 from gateway.index.held import HeldIndex, IndexLost
-from gateway.index.records import Table, extent_key, unpack_entries
+from gateway.index.records import (
+    ChunkRecord,
+    SmallRecord,
+    Table,
+    decode_chunk,
+    decode_small,
+    extent_key,
+    raw_text,
+    unpack_entries,
+)
 from gateway.telemetry.metrics import Metrics
 from gateway.tiers.chunks import ChunkStore
 from gateway.tiers.eviction import Policy, Victim
@@ -135,6 +145,29 @@ class Holding:
         """Lets go of entries where the index nears its limit."""
         if self._trimming is None and self.index.used_bytes() > self.index.limit_bytes:
             self._trimming = asyncio.create_task(self._trim())
+
+    async def held_bytes(self, origin: str, bucket: str, prefix: str) -> int:
+        """Object bytes held of the keys with that prefix; reads the whole index, in a thread."""
+        await self.small.log.flush()
+        await self.index.flush()
+        total = 0
+        wanted_bucket, wanted_prefix = raw_text(bucket), raw_text(prefix)
+
+        def visit(decode: Callable[[bytes], ChunkRecord | SmallRecord], raw: bytes) -> None:
+            nonlocal total
+            try:
+                record = decode(raw)
+            except msgspec.MsgspecError:
+                return
+            name = record.name
+            if (name.origin, name.bucket) == (origin, wanted_bucket) and name.key.startswith(
+                wanted_prefix
+            ):
+                total += record.size_bytes
+
+        await self.index.scan(Table.CHUNKS, lambda _, raw: visit(decode_chunk, raw))
+        await self.index.scan(Table.SMALL, lambda _, raw: visit(decode_small, raw))
+        return total
 
     async def close(self) -> bool:
         """Writes what waits and closes everything but the folder; whether all was written."""

@@ -137,6 +137,11 @@ class OpenFiles:
         for name in list(self._files):
             self.drop(name)
 
+    def close_idle(self) -> None:
+        """Closes what is not in use: what others removed then leaves the disk."""
+        for name in [name for name, file in self._files.items() if file.users == 0]:
+            self.drop(name)
+
     async def read(self, file: OpenFile, offset: int, size_bytes: int) -> bytearray | bytes:
         """`size_bytes` from `offset`, fewer only at the file's end. OSError."""
         if self._nowait:

@@ -31,8 +31,8 @@ from gateway.tiers.room import Room, on_disk
 from packer.format import EXTENT_BYTES, ExtentBuilder, Located, ShardError, ShardWriter, file_bytes
 
 _FLUSH_SECONDS = 0.5
-# Extents that may wait for the disk before whoever brings more has to wait too.
-_MAX_WAITING = 16
+# What may wait for the disk before whoever brings more has to wait too.
+_MAX_WAITING_BYTES = 16 * 1024**2
 
 
 class Member:
@@ -109,6 +109,11 @@ class ShardLog:
         """The shards that grow now."""
         return [stream.shard for stream in self._streams if stream.writer is not None]
 
+    @property
+    def waiting_bytes(self) -> int:
+        """Bytes of whole extents that are not on disk yet."""
+        return sum(extent.builder.size_bytes for _, extent in self._queue)
+
     def buffered(self, digest: bytes) -> Member | None:
         """The object, while it is not on disk yet."""
         return self._buffered.get(digest)
@@ -142,6 +147,12 @@ class ShardLog:
         self._add(stream, digest, name, data)
         return True
 
+    async def ease(self) -> None:
+        """Returns once not too much waits in memory."""
+        while self.waiting_bytes >= _MAX_WAITING_BYTES:
+            self._flushed.clear()
+            await self._flushed.wait()
+
     async def flush(self) -> None:
         """Brings everything that waits in memory to disk, or gives it up."""
         for stream in self._streams:
@@ -161,9 +172,7 @@ class ShardLog:
         return sealed
 
     async def _begin_extent(self, stream: _Stream, size_bytes: int) -> None:
-        while len(self._queue) >= _MAX_WAITING:
-            self._flushed.clear()
-            await self._flushed.wait()
+        await self.ease()
         reserved = file_bytes(max(self._extent_bytes, size_bytes))
         if self.room is None:
             raise TierUnavailable("the cache is not open")

@@ -193,6 +193,7 @@ class SmallStore:
             self._index.delete(Table.EXTENTS, extent_key(shard, number))
             number += 1
             await asyncio.sleep(0)
+            await self.log.ease()
         return number > 0
 
     async def _rescue(self, record: SmallRecord) -> bytes | bytearray | None:

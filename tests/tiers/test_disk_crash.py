@@ -99,7 +99,9 @@ def run_and_kill(path: Path, seed: int, seconds: float) -> list[int]:
     line = process.stdout.readline()
     while line and line.strip() != "started":
         line = process.stdout.readline()
-    time.sleep(seconds)
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        assert on_disk_bytes(path) <= CAPACITY_BYTES
     process.send_signal(signal.SIGKILL)
     out, err = process.communicate()
     assert process.returncode == -signal.SIGKILL, err

@@ -1,7 +1,9 @@
 """Whatever happens to the cache's files, no wrong byte is served, and the cache goes on."""
 
 import json
+import os
 import random
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -21,6 +23,7 @@ from tests.tiers.cached import (
     opened,
     put,
     sample,
+    until,
     version,
 )
 
@@ -208,6 +211,29 @@ async def test_what_was_remembered_before_a_power_cut_is_not_believed(tmp_path: 
     async with opened(cache_config(tmp_path)) as tier:
         assert tier.recall(OBJECTS[0].ref) is None
         assert await check(tier) == len(OBJECTS)
+
+
+@pytest.mark.parametrize(("silence_seconds", "believed"), [(5, True), (600, False), (-600, False)])
+async def test_what_was_remembered_is_believed_after_a_kill_if_the_restart_follows_soon(
+    tmp_path: Path, silence_seconds: float, believed: bool
+) -> None:
+    await filled(tmp_path)
+    async with opened(cache_config(tmp_path)):
+        running = (tmp_path / "SESSION").read_text()
+    # As a process leaves it that is killed: a disk that took nothing took no note of it either.
+    (tmp_path / "SESSION").write_text(running)
+    heard_of = time.time() - silence_seconds
+    os.utime(tmp_path / "SESSION", (heard_of, heard_of))
+    async with opened(cache_config(tmp_path)) as tier:
+        assert (tier.recall(OBJECTS[0].ref) is not None) == believed
+        assert await check(tier) == len(OBJECTS)
+
+
+async def test_a_running_cache_gives_signs_of_life(tmp_path: Path) -> None:
+    async with opened(cache_config(tmp_path), look_seconds=0.05):
+        session = tmp_path / "SESSION"
+        os.utime(session, (1, 1))
+        await until(lambda: session.stat().st_mtime > 1)
 
 
 async def test_files_that_are_none_of_ours_are_cleared(tmp_path: Path) -> None:
