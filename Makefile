@@ -3,6 +3,8 @@ UV := $(or $(shell command -v uv 2>/dev/null),.tools/bin/uv)
 RUN := $(UV) run --frozen
 export UV_TOOL_DIR := $(CURDIR)/.tools/uv
 export UV_TOOL_BIN_DIR := $(CURDIR)/.tools/bin
+# The machine's own certificates: many sites reach the package index through a proxy of theirs.
+export UV_SYSTEM_CERTS := true
 ARGS ?=
 
 .PHONY: help install clients demo test check format bench clean
