@@ -188,31 +188,23 @@ class _Tree:
         self._file_bytes = os.fstat(descriptor).st_size
         self._page_bytes = 0
         self._visited = 0
+        # Commits go to the two meta pages in turn. Both are there from the beginning: a file with
+        # one is cut short, and the one may be out of date.
         first = self._meta(0)
-        if first is None:
-            # The first meta page holds the page size; without it only the usual one is tried.
-            self._page_bytes = 4096
         second = self._meta(self._page_bytes)
-        metas = [meta for meta in (first, second) if meta is not None]
-        if not metas:
-            raise ShardError("no meta page of LMDB 0.9")
-        _, self._root, self._entries = max(metas)
+        _, self._root, self._entries = max(first, second)
 
-    def _meta(self, offset: int) -> tuple[int, int, int] | None:
-        """(transaction, root, entries) of a meta page; None where it is not one."""
-        size_bytes = _HEADER_BYTES + _META.size + 2 * _TREE.size + _META_TAIL.size
-        raw = os.pread(self._descriptor, size_bytes, offset)
-        if len(raw) < size_bytes:
-            return None
+    def _meta(self, offset: int) -> tuple[int, int, int]:
+        """(transaction, root, entries) of a meta page."""
+        raw = self._read(offset, _HEADER_BYTES + _META.size + 2 * _TREE.size + _META_TAIL.size)
         if not _PAGE_HEADER.unpack_from(raw)[2] & _META_PAGE:
-            return None
-        magic, version = _META.unpack_from(raw, _HEADER_BYTES)
-        if (magic, version) != (_MAGIC, _VERSION):
-            return None
+            raise ShardError("no meta page")
+        if _META.unpack_from(raw, _HEADER_BYTES) != (_MAGIC, _VERSION):
+            raise ShardError("not a file of LMDB 0.9")
         trees = _HEADER_BYTES + _META.size
         page_bytes = _TREE.unpack_from(raw, trees)[0]
         if page_bytes < 512 or page_bytes > 65_536 or page_bytes & (page_bytes - 1):
-            return None
+            raise ShardError("a page size that LMDB does not have")
         main = _TREE.unpack_from(raw, trees + _TREE.size)
         _, transaction = _META_TAIL.unpack_from(raw, trees + 2 * _TREE.size)
         self._page_bytes = page_bytes
