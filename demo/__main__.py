@@ -6,6 +6,7 @@ and then the packages installed beside it, and the largest shared library among 
 
 import argparse
 import hashlib
+import signal
 import sys
 import sysconfig
 import time
@@ -37,6 +38,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="make demo", description=__doc__)
     parser.add_argument("--keep", action="store_true", help="stay up until Ctrl-C")
     arguments = parser.parse_args()
+    # A node outlives no demo, however that ends.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     started = time.monotonic()
     node = DemoNode(Path.cwd() / ".demo")
     try:
@@ -207,10 +210,11 @@ def _batches(keys: list[str], size: int) -> Iterable[list[str]]:
 
 
 def _say_how_to_go_on(node: DemoNode, *, keep: bool) -> None:
-    if not keep:
-        console.print("To look around by hand: make demo ARGS=--keep")
-        return
-    console.print("The node stays up until Ctrl-C. In another terminal:\n", highlight=False)
+    if keep:
+        intro = "The node stays up until Ctrl-C. In another terminal:"
+    else:
+        intro = "`make demo ARGS=--keep` leaves the node up, to be tried by hand like this:"
+    console.print(f"{intro}\n", highlight=False)
     console.print(
         f"  export AWS_ACCESS_KEY_ID={ACCESS_KEY} AWS_SECRET_ACCESS_KEY={node.secret_key}\n"
         f"  export AWS_ENDPOINT_URL={node.endpoint_url} AWS_DEFAULT_REGION=us-east-1\n"
