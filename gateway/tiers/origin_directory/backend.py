@@ -13,7 +13,6 @@ from gateway.errors import TierUnavailable
 from gateway.telemetry.metrics import Metrics
 from gateway.tiers.origin_directory.drafts import Draft
 from gateway.tiers.origin_directory.errors import storage_errors
-from gateway.tiers.origin_directory.folders import Folder
 from gateway.tiers.origin_directory.locks import Locks
 from gateway.tiers.origin_directory.mount import Mount
 from gateway.tiers.origin_directory.objects import Bucket
@@ -83,15 +82,17 @@ class Backend:
 
     @contextmanager
     def bucket(self, name: str) -> Iterator[Bucket]:
-        """A bucket, open for as long as the block runs. In a thread."""
+        """A bucket, open for as long as the block runs. In a thread. NoSuchBucket also where it
+        is deleted in the meantime and the block stumbles over that."""
         with self.mount.bucket(name) as folder:
-            yield self.wrap(name, folder)
-
-    def wrap(self, name: str, folder: Folder) -> Bucket:
-        """An open folder as a bucket."""
-        return Bucket(
-            name, folder, self.locks, attributes=self._attributes, exchanges=self._exchanges
-        )
+            bucket = Bucket(
+                name, folder, self.locks, attributes=self._attributes, exchanges=self._exchanges
+            )
+            try:
+                yield bucket
+            except FileNotFoundError:
+                bucket.check()
+                raise
 
     def draft(self, algorithm: str | None = None) -> Draft:
         """A draft that is not begun yet."""

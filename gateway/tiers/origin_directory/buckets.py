@@ -60,6 +60,10 @@ def create_bucket(backend: Backend, name: str) -> None:
 def delete_bucket(backend: Backend, name: str) -> None:
     """As `Origin.delete_bucket`; uploads in progress go with it. What is no object (a link, a
     device, a name that is not UTF-8) is not ours to delete and keeps the bucket."""
+    with backend.bucket(name) as bucket:
+        # Before anybody is held up.
+        if not is_empty(bucket):
+            raise BucketNotEmpty(fields={"BucketName": name})
     with backend.bucket(name) as bucket, bucket.locks.close(name):
         if not is_empty(bucket):
             raise BucketNotEmpty(fields={"BucketName": name})

@@ -51,8 +51,8 @@ def check_conditions(bucket: Bucket, names: Names, conditions: WriteConditions) 
 
 
 def place(bucket: Bucket, names: Names, draft: Draft, conditions: WriteConditions) -> None:
-    """Makes a sealed draft the object, atomically and durably."""
-    with bucket.locks.share(bucket.name), bucket.locks.hold((bucket.name, names)):
+    """Makes a sealed draft the object, atomically and durably. Within the bucket's gate."""
+    with bucket.locks.hold((bucket.name, names)):
         check_conditions(bucket, names, conditions)
         with find(bucket, names) as found:
             old = found.status if found is not None else None

@@ -99,14 +99,14 @@ def keep_part(
     draft: Draft,
     sums: Mapping[str, str],
 ) -> os.stat_result:
-    """Makes a draft the part of that number, in place of the one before. NoSuchUpload."""
+    """Makes a draft the part of that number, in place of the one before. NoSuchUpload. Within
+    the bucket's gate."""
     name = f"{number:05d}-{draft.etag}" + "".join(
         f",{algorithm}:{urlsafe_b64encode(checksums.decode(algorithm, value)).decode('ascii')}"
         for algorithm, value in sorted(sums.items())
     )
     status = draft.sync()
     with (
-        bucket.locks.share(bucket.name),
         bucket.locks.hold((bucket.name, upload_id, number)),
         enter(bucket, key, upload_id)[0] as folder,
     ):

@@ -160,8 +160,9 @@ class Writing:
                 with self._draft(bucket, algorithm) as draft:
                     etag, sums = _copy_bytes(found, draft, algorithm)
                     found.check()
-                    status, record = draft.seal(description, etag=etag, sums=sums)
-                    place(bucket, names, draft, conditions)
+                    with bucket.locks.share(bucket.name):
+                        status, record = draft.seal(description, etag=etag, sums=sums)
+                        place(bucket, names, draft, conditions)
                 return self._result(target.key, status, record)
 
         return await self._backend.run("CopyObject", partial(_retried, work))
@@ -193,13 +194,13 @@ class Writing:
                     )
                 draft.copy(found.fd, wanted.start, wanted.stop)
                 found.check()
-                status = uploads.keep_part(
-                    bucket, target.key, upload_id, number, draft, draft.checksums
-                )
+                sums = draft.checksums
+                with bucket.locks.share(bucket.name):
+                    status = uploads.keep_part(bucket, target.key, upload_id, number, draft, sums)
                 return PutResult(
                     etag=draft.etag,
                     last_modified_ms=max(0, status.st_mtime_ns // 1_000_000),
-                    checksums=draft.checksums,
+                    checksums=sums,
                 )
 
         return await self._backend.run("UploadPartCopy", partial(_retried, work))
@@ -233,14 +234,15 @@ class Writing:
                     )
                     check_conditions(bucket, names, conditions)
                     uploads.join(folder, assembly, draft)
-                    status, record = draft.seal(
-                        upload.description,
-                        etag=assembly.etag,
-                        sums=assembly.checksums,
-                        checksum_type=assembly.checksum_type,
-                        parts=runs_of(list(assembly.sizes_bytes)),
-                    )
-                    place(bucket, names, draft, conditions)
+                    with bucket.locks.share(bucket.name):
+                        status, record = draft.seal(
+                            upload.description,
+                            etag=assembly.etag,
+                            sums=assembly.checksums,
+                            checksum_type=assembly.checksum_type,
+                            parts=runs_of(list(assembly.sizes_bytes)),
+                        )
+                        place(bucket, names, draft, conditions)
                 uploads.end(bucket, upload_id)
                 return self._result(ref.key, status, record)
 
@@ -277,7 +279,10 @@ class Writing:
         def end(blocks: Sequence[bytes]) -> PutResult:
             try:
                 write(blocks)
-                with self._backend.bucket(bucket_name) as bucket:
+                with (
+                    self._backend.bucket(bucket_name) as bucket,
+                    bucket.locks.share(bucket_name),
+                ):
                     return finish(bucket, draft)
             finally:
                 draft.discard()
