@@ -82,34 +82,39 @@ class Duels:
 
     def won(self, name: Hashable) -> None:
         """A name took a place; whose, is not known yet."""
+        self._forget(name)
         self._waiting[name] = None
         if len(self._waiting) > self._limit_entries:
             self._waiting.popitem(last=False)
 
     def lost(self, name: Hashable) -> None:
         """A name had to go: to the winner that has waited longest, if any has."""
+        self._forget(name)
         if not self._waiting:
             return
         winner, _ = self._waiting.popitem(last=False)
-        if winner == name:
-            return
         self._losers[name] = winner
         self._winners[winner] = name
         if len(self._losers) > self._limit_entries:
-            _, forgotten = self._losers.popitem(last=False)
-            del self._winners[forgotten]
+            self._forget(next(iter(self._losers)))
 
     def asked(self, name: Hashable) -> None:
         """A name is asked for: if it is of a pair, this decides."""
-        if name in self._waiting:
-            del self._waiting[name]
+        if name in self._losers:
+            self.price = min(_MAX_PRICE, self.price * _PRICE_STEP)
+        elif name in self._waiting or name in self._winners:
             self.price = max(1.0, self.price / _PRICE_STEP)
-        elif name in self._winners:
+        else:
+            return
+        self._forget(name)
+
+    def _forget(self, name: Hashable) -> None:
+        # A name is in one place at most: waiting, or winner or loser of one pair.
+        self._waiting.pop(name, None)
+        if name in self._winners:
             del self._losers[self._winners.pop(name)]
-            self.price = max(1.0, self.price / _PRICE_STEP)
         elif name in self._losers:
             del self._winners[self._losers.pop(name)]
-            self.price = min(_MAX_PRICE, self.price * _PRICE_STEP)
 
 
 class Victim(NamedTuple, Generic[I]):
@@ -203,12 +208,14 @@ class Policy(Generic[I]):
         if self.main_bytes + size_bytes <= self._main_limit_bytes:
             return True
         oldest = next(iter(self._main), None)
-        self._credit_bytes += size_bytes / self.duels.price
-        if oldest is None or self._credit_bytes < size_bytes:
+        if oldest is None:
             return False
-        self._credit_bytes -= size_bytes
         entry = self._entries[oldest]
         if entry.reads < _READ:
+            self._credit_bytes += size_bytes / self.duels.price
+            if self._credit_bytes < size_bytes:
+                return False
+            self._credit_bytes -= size_bytes
             self.duels.won(name)
             return True
         self._challenge_bytes += size_bytes
