@@ -129,10 +129,15 @@ class Folder:
 
     def scan(self) -> list[tuple[str, int]]:
         """Every entry's name and its `stat.S_IF*` kind, in no order; not atomic, as readdir is."""
+        return list(self.entries())
+
+    def entries(self) -> Iterator[tuple[str, int]]:
+        """As `scan`, one after the other, for folders that may hold millions."""
         fd = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self.fd)
         try:
             with os.scandir(fd) as entries:
-                return [(entry.name, _kind(entry)) for entry in entries]
+                for entry in entries:
+                    yield entry.name, _kind(entry)
         finally:
             os.close(fd)
 
