@@ -34,13 +34,14 @@ class Table(IntEnum):
 
 
 class Name(Struct, frozen=True, array_like=True):
-    """The full name of an object version; keys as bytes, since not every key is valid UTF-8."""
+    """The full name of an object version; texts as bytes, since not all that clients and origins
+    send is valid UTF-8."""
 
     origin: str
     bucket: bytes
     key: bytes
     version_id: bytes | None
-    etag: str
+    etag: bytes
     object_bytes: int
 
 
@@ -134,7 +135,7 @@ def name_of(version: ObjectVersion) -> Name:
         raw_text(ref.bucket),
         raw_text(ref.key),
         None if ref.version_id is None else raw_text(ref.version_id),
-        version.etag,
+        raw_text(version.etag),
         version.size_bytes,
     )
 

@@ -214,10 +214,12 @@ class ShardLog:
         try:
             while self._queue:
                 stream, extent = self._queue[0]
-                async with self._writing:
-                    await self._flush_one(stream, extent)
-                del self._queue[0]
-                self._flushed.set()
+                try:
+                    async with self._writing:
+                        await self._flush_one(stream, extent)
+                finally:
+                    del self._queue[0]
+                    self._flushed.set()
         finally:
             self._flushing = None
 

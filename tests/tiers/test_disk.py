@@ -270,6 +270,17 @@ async def test_every_key_can_be_held(tmp_path: Path, key: str) -> None:
         assert tier.recall(small.ref) == info(small)
 
 
+async def test_an_etag_that_is_not_text_does_not_keep_bytes_out(tmp_path: Path) -> None:
+    config = cache_config(tmp_path)
+    small, large = version("small", 77, "\udcff"), version("large", CHUNK_BYTES, "\udcff")
+    async with opened(config) as tier:
+        await put(tier, small)
+        await put(tier, large)
+    async with opened(config) as tier:
+        assert await get(tier, small) == content(small)
+        assert await get(tier, large) == content(large)
+
+
 async def test_held_bytes_counts_what_is_under_the_prefix(tmp_path: Path) -> None:
     async with opened(cache_config(tmp_path)) as tier:
         for key, size in (("a/1", 100), ("a/2", CHUNK_BYTES + 5), ("b/1", 1000)):
