@@ -68,7 +68,10 @@ def encode(segment: str) -> tuple[str, ...]:
 
 
 def decode(names: tuple[str, ...]) -> str | None:
-    """The segment that a whole chain of names (mostly one) stands for, or None if it is none."""
+    """The segment that a whole chain of names (mostly one) stands for, or None if it is none; a
+    name of others that is not UTF-8 is none."""
+    if not all(map(_is_utf8, names)):
+        return None
     *first, last = names
     if not first and _is_plain(last):
         segment = last
@@ -107,6 +110,14 @@ def check_new_bucket(name: str) -> None:
         or name.endswith(("-s3alias", "--ol-s3", ".mrap", "--x-s3", "--table-s3"))
     ):
         raise InvalidBucketName(fields={"BucketName": name})
+
+
+def _is_utf8(name: str) -> bool:
+    try:
+        name.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _is_plain(name: str) -> bool:

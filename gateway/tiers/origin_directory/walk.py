@@ -224,10 +224,6 @@ def _segments(
             except ABSENT:
                 continue
         elif kind in (stat.S_IFREG, stat.S_IFDIR):
-            try:
-                name.encode("utf-8")
-            except UnicodeEncodeError:
-                continue
             segment = decode(names)
             if segment is not None:
                 yield segment.encode("utf-8"), kind == stat.S_IFDIR
