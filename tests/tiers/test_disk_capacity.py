@@ -8,6 +8,7 @@ import pytest
 
 from gateway.errors import TierFull
 from gateway.telemetry.metrics import Metrics
+from gateway.tiers import packed
 from gateway.tiers.protocol import SpanReader
 from tests.tiers.cached import (
     CHUNK_BYTES,
@@ -140,6 +141,26 @@ async def test_small_objects_in_use_outlive_the_eviction_of_their_shard(tmp_path
         assert len(kept) >= 25
         assert await get(tier, version("scan-0", 8 * KIB)) is None
         assert tier.usage().bytes <= CAPACITY_BYTES
+
+
+async def test_small_objects_that_wait_for_the_disk_take_bounded_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(packed, "_MAX_WAITING_BYTES", MIB)
+    async with opened(cache_config(tmp_path, 32 * MIB)) as tier:
+        assert tier._holding is not None
+        waiting = tier._holding.small.log
+        most_bytes = 0
+
+        async def writer(number: int) -> None:
+            nonlocal most_bytes
+            for step in range(4):
+                await put(tier, version(f"k{number}-{step}", 60 * KIB))
+                most_bytes = max(most_bytes, waiting.waiting_bytes)
+
+        await asyncio.gather(*(writer(number) for number in range(100)))
+        # Beyond the limit by the one extent that reached it.
+        assert MIB // 2 < most_bytes < MIB + 512 * KIB
 
 
 async def test_the_index_is_bounded_too(tmp_path: Path) -> None:
