@@ -54,7 +54,7 @@ class Plan(Struct, frozen=True, kw_only=True):
 
 FULL = Plan(
     rounds=3,
-    seconds=1.2,
+    seconds=1.0,
     sizes=(
         Size(label="4 KiB", size_bytes=4096, count=2000),
         Size(label="64 KiB", size_bytes=65_536, count=1000),

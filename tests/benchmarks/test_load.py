@@ -88,7 +88,7 @@ async def test_goes_round_until_the_time_is_up(serve: Serve) -> None:
 async def test_sends_at_the_rate_asked_for(serve: Serve) -> None:
     outcome = await run(await serve(answer_rightly), count=10, seconds=0.5, rate=40.0)
     assert outcome.requests == 21
-    assert outcome.seconds == pytest.approx(0.5, abs=0.25)
+    assert outcome.seconds >= 0.5
 
 
 async def test_finds_one_flipped_byte(serve: Serve) -> None:
