@@ -301,3 +301,14 @@ async def test_a_record_of_others_making_is_no_record(
     except OSError:
         pytest.skip("no extended attributes here")
     assert await origin.head(ref("a")) == before
+
+
+async def test_what_lies_too_deep_for_a_key_is_left_out(
+    origin: DirectoryOrigin, bucket: Path
+) -> None:
+    deepest = "/".join("d" * 255 + "f")
+    foreign(bucket / deepest, b"x")
+    foreign(bucket / deepest.replace("f", "d") / "f", b"x")
+    foreign(bucket / ("n" * 250) / ("n" * 250) / ("n" * 250) / ("n" * 250) / ("n" * 250), b"x")
+    assert await listed(origin, "data") == [deepest]
+    assert await read_all(origin, ref(deepest)) == b"x"

@@ -74,6 +74,12 @@ def test_a_key_of_1024_bytes_works_and_one_more_does_not() -> None:
         names_of("é" * 513)
 
 
+def test_a_key_of_256_segments_works_and_one_more_does_not() -> None:
+    assert len(names_of("/" * 255)) == 256
+    with pytest.raises(KeyTooLongError):
+        names_of("/" * 256)
+
+
 @pytest.mark.parametrize("key", ["", "a\ud800b"])
 def test_what_is_no_key_is_refused(key: str) -> None:
     with pytest.raises(InvalidURI):

@@ -29,6 +29,9 @@ OBJECT_NAME = ".feedrack~o"
 
 KEY_LIMIT_BYTES = 1024
 NAME_LIMIT_BYTES = 255
+# Folders within folders: a key of a thousand slashes would cost every listing that meets it
+# seconds, and others could hardly remove it from the NAS.
+SEGMENT_LIMIT = 256
 
 _QUOTED = ".feedrack~q"
 _CHAINED = ".feedrack~c"
@@ -55,7 +58,13 @@ def names_of(key: str) -> tuple[str, ...]:
         )
     if not raw:
         raise InvalidURI("The key is empty.")
-    return tuple(name for segment in key.split("/") for name in encode(segment))
+    segments = key.split("/")
+    if len(segments) > SEGMENT_LIMIT:
+        raise KeyTooLongError(
+            f"A directory takes keys of at most {SEGMENT_LIMIT} segments between slashes.",
+            fields={"Size": str(len(segments)), "MaxSizeAllowed": str(SEGMENT_LIMIT)},
+        )
+    return tuple(name for segment in segments for name in encode(segment))
 
 
 def encode(segment: str) -> tuple[str, ...]:

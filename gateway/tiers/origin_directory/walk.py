@@ -23,6 +23,7 @@ from gateway.tiers.origin_directory.locks import Locks
 from gateway.tiers.origin_directory.objects import Bucket, find, moving_gate
 from gateway.tiers.origin_directory.paths import (
     KEY_LIMIT_BYTES,
+    SEGMENT_LIMIT,
     decode,
     encode,
     is_chained,
@@ -169,7 +170,8 @@ class Walk:
     def _may_hold(self, folder: bytes) -> bool:
         """Whether any key that begins with `folder` is wanted."""
         return (
-            (folder > self._after or self._after.startswith(folder))
+            folder.count(b"/") < SEGMENT_LIMIT
+            and (folder > self._after or self._after.startswith(folder))
             and (folder.startswith(self._prefix) or self._prefix.startswith(folder))
             and (self._skipped is None or not folder.startswith(self._skipped))
         )
