@@ -26,8 +26,8 @@ from gateway.model.body import BytesBody
 from gateway.model.objects import ObjectRef
 from gateway.telemetry.metrics import Metrics
 from gateway.tiers.origin_directory import DirectoryOrigin
-from gateway.tiers.origin_directory.drafts import draft_name
 from gateway.tiers.origin_directory.errors import translate
+from gateway.tiers.origin_directory.scratch import draft_name
 from tests.tiers.origin_contract import ANY, listed, page, put, read_all
 
 REF = ObjectRef("nas", "data", "some/key")

@@ -10,6 +10,7 @@ objects.py    finding an object; turning a file into a folder
 reading.py    an object being read
 writing.py    bodies, copies and completions on their way in
 drafts.py     objects in the making
+scratch.py    where all things new begin, and what a crash left of them
 commit.py     the instants at which an object changes
 deleting.py   one key or many
 uploads.py    multipart uploads on disk

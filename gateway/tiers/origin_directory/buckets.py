@@ -12,7 +12,8 @@ from gateway.tiers.origin_directory.folders import ABSENT, Folder
 from gateway.tiers.origin_directory.listing import is_empty
 from gateway.tiers.origin_directory.objects import Bucket
 from gateway.tiers.origin_directory.paths import STATE_NAME, check_new_bucket, is_bucket
-from gateway.tiers.origin_directory.records import check_tags, write_whole
+from gateway.tiers.origin_directory.records import check_tags
+from gateway.tiers.origin_directory.scratch import write_whole
 
 _NOTE_NAME = "bucket"
 _TAG_LIMIT = 50
@@ -122,5 +123,4 @@ def _read(folder: Folder) -> Note:
 
 
 def _write(folder: Folder, note: Note) -> None:
-    with folder.make(STATE_NAME) as state:
-        write_whole(state, _NOTE_NAME, msgspec.msgpack.encode(note))
+    write_whole(folder, (STATE_NAME, _NOTE_NAME), msgspec.msgpack.encode(note))

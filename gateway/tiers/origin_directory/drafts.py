@@ -1,37 +1,21 @@
-"""Objects in the making: files in the bucket's hidden folder until one rename makes them real.
-
-A draft's name says whose it is (host, process, the process's start), so that the drafts of a crash
-are cleaned at the next start and those of a living process, here or on another host, are not.
-"""
+"""Objects in the making: hashed as they are written, and real by one rename."""
 
 import errno
-import functools
-import itertools
 import os
-import re
-import socket
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from threading import Lock
 
 from gateway.errors import TierUnavailable, VersionChanged
 from gateway.model import checksums
 from gateway.model.objects import ChecksumType
-from gateway.tiers.origin_directory.folders import ABSENT, Folder
-from gateway.tiers.origin_directory.paths import STATE_NAME
+from gateway.tiers.origin_directory.folders import Folder
 from gateway.tiers.origin_directory.records import Description, Identity, Record, Records
+from gateway.tiers.origin_directory.scratch import DRAFTS, draft_name
 
-DRAFTS = (STATE_NAME, "tmp")
 COPY_BLOCK_BYTES = 1024**2
 
 _COPY_SPAN_BYTES = 64 * 1024**2
 _NO_COPY_RANGE = {errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EPERM}
-
-# Drafts of other hosts: nobody can tell whether their writer lives, but no upload rests this long.
-_FOREIGN_AGE_SECONDS = 24 * 3600
-
-_NAME = re.compile(r"(?P<host>.+)\.(?P<pid>\d+)\.(?P<start>\d+)\.\d+")
-_numbers = itertools.count()
 
 
 class Draft:
@@ -193,51 +177,3 @@ class Draft:
         while view:
             view = view[os.write(self._fd, view) :]
         self.size_bytes += len(block)
-
-
-def draft_name() -> str:
-    """A name for a new entry in `DRAFTS` that no other process will choose."""
-    return f"{_HOST}.{os.getpid()}.{_own_start(os.getpid())}.{next(_numbers)}"
-
-
-def clean_drafts(bucket: Folder, now_seconds: float) -> int:
-    """Removes the drafts that nobody will finish; says how many."""
-    removed = 0
-    try:
-        folder = bucket.enter(*DRAFTS)
-    except ABSENT:
-        return 0
-    with folder:
-        for name, _ in folder.scan():
-            status = folder.stat(name)
-            if status is not None and is_abandoned(name, now_seconds - status.st_mtime):
-                folder.remove_tree(name)
-                removed += 1
-    return removed
-
-
-def is_abandoned(name: str, age_seconds: float) -> bool:
-    """Whether the writer of a draft of this name is gone."""
-    match = _NAME.fullmatch(name)
-    if match is None or match["host"] != _HOST:
-        return age_seconds > _FOREIGN_AGE_SECONDS
-    return _process_start(int(match["pid"])) != int(match["start"])
-
-
-@functools.cache
-def _own_start(pid: int) -> int:
-    return _process_start(pid)
-
-
-def _process_start(pid: int) -> int:
-    """When a process of this host began, in clock ticks since boot; -1 where there is none."""
-    try:
-        line = Path(f"/proc/{pid}/stat").read_text("ascii", "replace")
-    except (FileNotFoundError, ProcessLookupError):
-        return -1
-    # proc(5): the second field may hold anything but ends with the last parenthesis.
-    return int(line.rpartition(")")[2].split()[19])
-
-
-# Process numbers mean something within one PID namespace only: containers may share a host name.
-_HOST = f"{socket.gethostname().replace('/', '-')}-{Path('/proc/self/ns/pid').stat().st_ino}"

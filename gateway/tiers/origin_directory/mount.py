@@ -13,7 +13,7 @@ from pathlib import Path
 from gateway.errors import NoSuchBucket, TierUnavailable
 from gateway.tiers.origin_directory.folders import ABSENT, Folder
 from gateway.tiers.origin_directory.paths import STATE_NAME, is_bucket
-from gateway.tiers.origin_directory.records import write_whole
+from gateway.tiers.origin_directory.scratch import write_whole
 
 _MARKER_NAME = "root"
 _MARKER_BYTES = 16
@@ -119,8 +119,7 @@ def _read_marker(root: Folder) -> bytes | None:
 def _write_marker(root: Folder) -> bytes | None:
     marker = secrets.token_hex(_MARKER_BYTES).encode("ascii")
     try:
-        with root.make(STATE_NAME) as state:
-            write_whole(state, _MARKER_NAME, marker)
+        write_whole(root, (STATE_NAME, _MARKER_NAME), marker)
     except OSError as error:
         # A folder that is not ours to write to is served without a marker.
         if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):

@@ -19,11 +19,11 @@ from hashlib import blake2b
 import msgspec
 
 from gateway.errors import AccessDenied, NoSuchBucket, TierUnavailable
-from gateway.tiers.origin_directory.drafts import DRAFTS, draft_name
 from gateway.tiers.origin_directory.folders import ABSENT, Folder, exchange
 from gateway.tiers.origin_directory.locks import Locks
 from gateway.tiers.origin_directory.paths import OBJECT_NAME, STATE_NAME
-from gateway.tiers.origin_directory.records import Record, Records, write_whole
+from gateway.tiers.origin_directory.records import Record, Records
+from gateway.tiers.origin_directory.scratch import DRAFTS, draft_name, write_whole
 
 Names = tuple[str, ...]
 
@@ -229,6 +229,12 @@ def _swap(bucket: Bucket, parent: Folder, name: str) -> bool:
                 return False
             # From here on `inner` is the folder in the file's place, `spare` the file.
             replaced = drafts.stat(spare)
+            if replaced is not None and stat.S_ISDIR(replaced.st_mode):
+                # Others had made the folder meanwhile: it goes back.
+                exchange(drafts, spare, parent, name)
+                inner.unlink(OBJECT_NAME)
+                drafts.remove_folder(spare)
+                return True
             if replaced is not None and replaced.st_ino != linked.st_ino:
                 # Others had put another file there between the link and the swap.
                 drafts.rename(spare, inner, OBJECT_NAME)
@@ -240,8 +246,8 @@ def _swap(bucket: Bucket, parent: Folder, name: str) -> bool:
 def _move(bucket: Bucket, parent: Folder, names: Names) -> None:
     """Relocation in two renames, the object being found in `moving` in between."""
     digest = _digest(names)
-    with bucket.folder.make(*_MOVING) as moving:
-        write_whole(moving, digest + _NOTE_SUFFIX, msgspec.json.encode(names))
+    write_whole(bucket.folder, (*_MOVING, digest + _NOTE_SUFFIX), msgspec.json.encode(names))
+    with bucket.folder.enter(*_MOVING) as moving:
         # A listing reads folders without looking here: none may run in between.
         with bucket.locks.close(moving_gate(bucket)):
             with moving.make(digest) as inner:

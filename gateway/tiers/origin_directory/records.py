@@ -17,7 +17,6 @@ record of its own file that cannot be read is as good as none.
 import errno
 import mimetypes
 import os
-import secrets
 from collections.abc import Mapping
 from urllib.parse import parse_qsl
 
@@ -29,6 +28,7 @@ from gateway.errors import NotImplemented as S3NotImplemented
 from gateway.model.objects import ChecksumType, ObjectInfo, PartSpan
 from gateway.tiers.origin_directory.folders import ABSENT, Folder
 from gateway.tiers.origin_directory.paths import STATE_NAME
+from gateway.tiers.origin_directory.scratch import write_whole
 
 ATTRIBUTE = "user.feedrack"
 DEFAULT_TYPE = "binary/octet-stream"
@@ -304,26 +304,7 @@ class Records:
             return None
 
     def _write(self, identity: Identity, raw: bytes) -> None:
-        with self._bucket.make(*_shelf(identity)) as shelf:
-            write_whole(shelf, identity.name, raw)
-
-
-def write_whole(folder: Folder, name: str, raw: bytes) -> None:
-    """Writes a small file durably and all at once; of two writers at a time the last wins."""
-    draft = f"{name}.{secrets.token_hex(8)}"
-    fd = folder.create(draft)
-    try:
-        view = memoryview(raw)
-        while view:
-            view = view[os.write(fd, view) :]
-        os.fsync(fd)
-        folder.rename(draft, folder, name)
-    except BaseException:
-        folder.unlink(draft)
-        raise
-    finally:
-        os.close(fd)
-    folder.sync()
+        write_whole(self._bucket, (*_shelf(identity), identity.name), raw)
 
 
 def _shelf(identity: Identity) -> tuple[str, str, str]:

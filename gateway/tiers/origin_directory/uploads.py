@@ -29,7 +29,8 @@ from gateway.tiers.origin_directory.folders import ABSENT, Folder
 from gateway.tiers.origin_directory.listing import common_prefix, fold
 from gateway.tiers.origin_directory.objects import Bucket
 from gateway.tiers.origin_directory.paths import STATE_NAME
-from gateway.tiers.origin_directory.records import Description, write_whole
+from gateway.tiers.origin_directory.records import Description
+from gateway.tiers.origin_directory.scratch import DRAFTS, draft_name, write_whole
 
 # Long enough for another host to be done with beginning or ending it.
 _REMNANT_AGE_SECONDS = 24 * 3600
@@ -70,8 +71,8 @@ def begin(
     )
     upload_id = f"{now_ms:012x}{secrets.token_hex(10)}"
     with bucket.locks.share(bucket.name):
-        with bucket.folder.make(*_UPLOADS, upload_id) as folder:
-            write_whole(folder, _UPLOAD_NAME, msgspec.msgpack.encode(upload))
+        raw = msgspec.msgpack.encode(upload)
+        write_whole(bucket.folder, (*_UPLOADS, upload_id, _UPLOAD_NAME), raw)
         bucket.check()
     return upload_id
 
@@ -107,6 +108,7 @@ def keep_part(
     )
     status = draft.sync()
     with (
+        bucket.locks.share(_gate(bucket, upload_id)),
         bucket.locks.hold((bucket.name, upload_id, number)),
         enter(bucket, key, upload_id)[0] as folder,
     ):
@@ -167,15 +169,21 @@ def join(folder: Folder, assembly: Assembly, draft: Draft) -> None:
 
 
 def end(bucket: Bucket, upload_id: str) -> None:
-    """Removes an upload with its parts: first what makes it one, so that it ends at once."""
-    try:
-        with bucket.folder.enter(*_UPLOADS) as uploads:
-            with uploads.enter(upload_id) as folder:
-                if folder.unlink(_UPLOAD_NAME):
-                    folder.sync()
-            uploads.remove_tree(upload_id)
-    except ABSENT:
-        return
+    """Removes an upload with its parts: one rename ends it, and what a crash leaves then is
+    cleaned as a draft is. Waits for parts that are just getting their place."""
+    with (
+        bucket.locks.share(bucket.name),
+        bucket.locks.close(_gate(bucket, upload_id)),
+        bucket.folder.make(*DRAFTS) as drafts,
+    ):
+        name = draft_name()
+        try:
+            with bucket.folder.enter(*_UPLOADS) as uploads:
+                uploads.rename(upload_id, drafts, name)
+                uploads.sync()
+        except ABSENT:
+            return
+        drafts.remove_tree(name)
 
 
 def clean_uploads(bucket: Bucket, now_seconds: float) -> None:
@@ -233,6 +241,11 @@ def upload_page(
                 uploads.append(upload)
             last = (row.name, upload.upload_id if upload is not None else "")
     return UploadPage(uploads=tuple(uploads), common_prefixes=tuple(prefixes))
+
+
+def _gate(bucket: Bucket, upload_id: str) -> str:
+    """What those who add a part pass, and who ends the upload closes."""
+    return f"{bucket.name}/{upload_id}"
 
 
 def _uploads(bucket: Bucket) -> Iterator[UploadEntry]:
