@@ -1,7 +1,8 @@
 """From a request's head to its operation. Pure.
 
 A sub-resource in the query decides; every sub-resource S3 has is listed, also those that are not
-offered, so that `DELETE /bucket?cors` never becomes a DeleteBucket.
+offered, so that `DELETE /bucket?cors` never becomes a DeleteBucket. One that S3 may have tomorrow
+is known by its lack of a value, and never becomes a write of the bucket or object itself.
 https://docs.aws.amazon.com/AmazonS3/latest/API/API_Operations_Amazon_Simple_Storage_Service.html
 """
 
@@ -33,6 +34,7 @@ _BUCKET_NOUNS = {
     "lifecycle": "BucketLifecycleConfiguration",
     "location": "BucketLocation",
     "logging": "BucketLogging",
+    "metadataAnnotationTable": "BucketMetadataAnnotationTableConfiguration",
     "metadataConfiguration": "BucketMetadataConfiguration",
     "metadataTable": "BucketMetadataTableConfiguration",
     "metadataInventoryTable": "BucketMetadataInventoryTableConfiguration",
@@ -53,7 +55,6 @@ _BUCKET_NOUNS = {
 _OBJECT_NOUNS = {
     "acl": "ObjectAcl",
     "annotation": "ObjectAnnotation",
-    "annotations": "ObjectAnnotations",
     "attributes": "ObjectAttributes",
     "encryption": "ObjectEncryption",
     "legal-hold": "ObjectLegalHold",
@@ -64,9 +65,31 @@ _OBJECT_NOUNS = {
 }
 _EXCEPTIONS = {
     "DeleteBucketLifecycleConfiguration": "DeleteBucketLifecycle",
+    "PutBucketMetadataAnnotationTableConfiguration": (
+        "UpdateBucketMetadataAnnotationTableConfiguration"
+    ),
+    "PutBucketMetadataInventoryTableConfiguration": (
+        "UpdateBucketMetadataInventoryTableConfiguration"
+    ),
+    "PutBucketMetadataJournalTableConfiguration": "UpdateBucketMetadataJournalTableConfiguration",
     "PutObjectName": "RenameObject",
     "PutObjectEncryption": "UpdateObjectEncryption",
 }
+# What there may be several of, and the parameter that names one: without it, they are listed.
+_NUMEROUS = {
+    "analytics": "id",
+    "annotation": "annotationName",
+    "intelligent-tiering": "id",
+    "inventory": "id",
+    "metrics": "id",
+}
+# Parameters of writes that may come without a value and yet ask for nothing else.
+_VALUELESS = {
+    "PUT": frozenset(("partNumber", "uploadId")),
+    "POST": frozenset(("delete", "restore", "select", "uploadId", "uploads")),
+    "DELETE": frozenset(("uploadId", "versionId")),
+}
+_UNKNOWN = "Unknown"
 _VERBS = {"GET": "Get", "HEAD": "Get", "PUT": "Put", "POST": "Create", "DELETE": "Delete"}
 
 
@@ -123,9 +146,9 @@ def _service(method: str) -> str:
 
 
 def _bucket(method: str, query: dict[str, str]) -> str:
-    noun = _sub_resource(query, _BUCKET_NOUNS)
-    if noun is not None:
-        return _named(method, noun)
+    name = _sub_resource(method, query, _BUCKET_NOUNS)
+    if name is not None:
+        return name
     match method:
         case "GET" if "versions" in query:
             return "ListObjectVersions"
@@ -152,9 +175,9 @@ def _bucket(method: str, query: dict[str, str]) -> str:
 
 
 def _object(method: str, query: dict[str, str], *, copies: bool) -> str:
-    noun = _sub_resource(query, _OBJECT_NOUNS)
-    if noun is not None:
-        return _named(method, noun)
+    name = _sub_resource(method, query, _OBJECT_NOUNS)
+    if name is not None:
+        return name
     upload = "uploadId" in query
     match method:
         case "GET":
@@ -173,12 +196,24 @@ def _object(method: str, query: dict[str, str], *, copies: bool) -> str:
             return _post_object(query)
 
 
-def _sub_resource(query: dict[str, str], nouns: dict[str, str]) -> str | None:
+def _sub_resource(method: str, query: dict[str, str], nouns: dict[str, str]) -> str | None:
+    """The operation on a sub-resource, if the query names one."""
     # Most requests have no query at all, and none has as many parameters as there are nouns.
-    return next((nouns[name] for name in query if name in nouns), None)
+    for parameter in query:
+        if parameter in nouns:
+            return _named(method, parameter, nouns[parameter], query)
+    known = _VALUELESS.get(method)
+    if known is not None and any(
+        not value and parameter not in known and not parameter.lower().startswith("x-amz-")
+        for parameter, value in query.items()
+    ):
+        return _UNKNOWN
+    return None
 
 
-def _named(method: str, noun: str) -> str:
+def _named(method: str, parameter: str, noun: str, query: dict[str, str]) -> str:
+    if method == "GET" and _NUMEROUS.get(parameter, parameter) not in query:
+        return f"List{noun}s"
     name = _VERBS[method] + noun
     return _EXCEPTIONS.get(name, name)
 

@@ -2,6 +2,7 @@
 
 from urllib.parse import quote
 
+import botocore.session
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -23,7 +24,7 @@ from tests.s3.refusals import outcome
 
 def request(method: str, target: str, host: str = "127.0.0.1:9000", **headers: str) -> RequestHead:
     path, _, query = target.partition("?")
-    pairs = [(name.replace("_", "-"), value) for name, value in headers.items()]
+    pairs = [(name.replace("_", "-").lower(), value) for name, value in headers.items()]
     return RequestHead(method, path, query, (("host", host), *pairs))
 
 
@@ -51,6 +52,8 @@ def named(method: str, target: str, **headers: str) -> str:
         ("DELETE", "/b", "DeleteBucket"),
         ("DELETE", "/b?cors", "DeleteBucketCors"),
         ("DELETE", "/b?lifecycle", "DeleteBucketLifecycle"),
+        ("GET", "/b?metrics", "ListBucketMetricsConfigurations"),
+        ("GET", "/b?metrics&id=m", "GetBucketMetricsConfiguration"),
         ("POST", "/b?delete", "DeleteObjects"),
         ("POST", "/b", "PostObject"),
         ("GET", "/b/k", "GetObject"),
@@ -80,6 +83,57 @@ def test_every_operation_is_found_by_method_and_sub_resource(
     method: str, target: str, operation: str
 ) -> None:
     assert named(method, target) == operation
+
+
+# Names that AWS has given up, and operations of other endpoints than a bucket's.
+_ELSEWHERE = {
+    "GetBucketLifecycle",
+    "GetBucketNotification",
+    "ListDirectoryBuckets",
+    "PutBucketLifecycle",
+    "PutBucketNotification",
+    "WriteGetObjectResponse",
+}
+
+
+def test_every_operation_that_botocore_knows_has_its_name_here() -> None:
+    service = botocore.session.get_session().get_service_model("s3")
+    for name in set(service.operation_names) - _ELSEWHERE:
+        operation = service.operation_model(name)
+        target = operation.http["requestUri"].replace("{Bucket}", "b").replace("{Key+}", "k")
+        headers = {}
+        shape = operation.input_shape
+        for member in shape.required_members if shape is not None else ():
+            where = shape.members[member].serialization  # type: ignore[union-attr]
+            if where.get("location") == "querystring":
+                target += f"{'&' if '?' in target else '?'}{where['name']}=1"
+            elif where.get("location") == "header":
+                headers[where["name"]] = "x"
+        assert named(operation.http["method"], target, **headers) == name
+
+
+@pytest.mark.parametrize(
+    "target", ["/b?novelty", "/b?novelty=&x-id=1", "/b/k?novelty", "/b/k?versionId=v&novelty"]
+)
+@pytest.mark.parametrize("method", ["PUT", "POST", "DELETE"])
+def test_a_sub_resource_of_tomorrow_never_becomes_a_write_of_what_it_belongs_to(
+    method: str, target: str
+) -> None:
+    assert named(method, target) == "Unknown"
+
+
+@pytest.mark.parametrize(
+    ("method", "target"),
+    [("DELETE", "/b?uploads"), ("DELETE", "/b/k?uploads"), ("PUT", "/b?delete"), ("PUT", "/b/k?x")],
+)
+def test_a_sub_resource_of_another_method_is_no_write_either(method: str, target: str) -> None:
+    assert named(method, target) == "Unknown"
+
+
+def test_a_parameter_with_a_value_is_ignored() -> None:
+    assert named("PUT", "/b/k?x-id=PutObject") == "PutObject"
+    assert named("DELETE", "/b?trace=1") == "DeleteBucket"
+    assert named("PUT", "/b/k?X-Amz-Security-Token=&x-amz-acl=") == "PutObject"
 
 
 def test_a_copy_source_makes_a_put_a_copy() -> None:
