@@ -3,7 +3,8 @@
 Reads see every write at once (what is not yet committed is looked up in memory first) and take
 microseconds. Writes are gathered and committed by one thread, synced to disk, so that LMDB's own
 structure survives a power cut; the last commits may then be lost, which the caller must expect.
-Nothing else may open the file: the caller holds a lock on its folder.
+Every value lies under a checksum of itself and its key: what the disk has changed is absent, not
+wrong. Nothing else may open the file: the caller holds a lock on its folder.
 """
 
 import asyncio
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import lmdb
+import xxhash
 
 from gateway.errors import FeedrackError
 from gateway.index.records import Table
@@ -26,6 +28,7 @@ _SLICE_ENTRIES = 4000
 _MAX_BATCH_ENTRIES = 2000
 # Beyond these, what could not be committed is not worth the memory: the caller starts over.
 _MAX_UNCOMMITTED = 200_000
+_SEAL_BYTES = 8
 
 T = TypeVar("T")
 Operation = tuple[tuple[Table, bytes], bytes | None]
@@ -37,6 +40,8 @@ class IndexLost(FeedrackError):  # noqa: N818 - named as the other internal erro
 
 class HeldIndex:
     """The tables of `records.Table` in one file of at most `max_bytes`.
+
+    `damaged` counts the values found not to match their checksum.
 
     Built in a thread (that reads the file) and used on one event loop afterwards, once `serve`
     has been called. lmdb.Error where the file is no index.
@@ -52,6 +57,7 @@ class HeldIndex:
         self._grow: Callable[[int], Awaitable[bool]] | None = None
         self._on_error: Callable[[OSError | IndexLost], None] | None = None
         self._on_commit: Callable[[], None] | None = None
+        self.damaged = 0
         size_bytes = path.stat().st_size if path.exists() else 0
         self.map_bytes = -(-size_bytes // 65_536) * 65_536 + _STEP_BYTES
         self._environment = open_environment(path, self.map_bytes)
@@ -98,8 +104,16 @@ class HeldIndex:
         """The value in the file. Safe in any thread of one environment."""
         if self._closed:
             return None
-        with self._environment.begin(self._tables[table]) as transaction:
-            return transaction.get(key)
+        try:
+            with self._environment.begin(self._tables[table]) as transaction:
+                sealed = transaction.get(key)
+        except lmdb.Error as error:
+            # A page of the file is not what it was: nothing in it can be relied on any more.
+            if self._on_error is None:
+                raise
+            self._on_error(translated(error, self._path))
+            return None
+        return None if sealed is None else self._unsealed(key, sealed)
 
     def entries(self, table: Table) -> int:
         """How many entries the file's table has."""
@@ -164,6 +178,12 @@ class HeldIndex:
         self._urgent.set()
         self._start()
         return await waiter
+
+    def abandon(self) -> None:
+        """Closes without a commit. Blocking: before the index is served."""
+        self._closed = True
+        self._thread.shutdown()
+        self._environment.close()
 
     async def close(self) -> bool:
         """Commits and closes; whether everything is in the file."""
@@ -256,14 +276,16 @@ class HeldIndex:
                 if value is None:
                     transaction.delete(key, db=self._tables[table])
                 else:
-                    transaction.put(key, value, db=self._tables[table])
+                    transaction.put(key, _sealed(key, value), db=self._tables[table])
 
     def _visit(
         self, table: Table, after: bytes, visit: Callable[[bytes, bytes], None]
     ) -> tuple[int, bytes]:
         count = 0
-        for key, value in self._entries_after(table, after):
-            visit(key, value)
+        for key, sealed in self._entries_after(table, after):
+            value = self._unsealed(key, sealed)
+            if value is not None:
+                visit(key, value)
             count += 1
             after = key
         return count, after
@@ -282,6 +304,13 @@ class HeldIndex:
                 yield cursor.item()
                 there = cursor.next()
 
+    def _unsealed(self, key: bytes, sealed: bytes) -> bytes | None:
+        value = sealed[_SEAL_BYTES:]
+        if sealed[:_SEAL_BYTES] == _seal(key, value):
+            return value
+        self.damaged += 1
+        return None
+
     async def _run(self, function: Callable[..., T], *arguments: object) -> T:
         async with self._turn:
             future = asyncio.get_running_loop().run_in_executor(self._thread, function, *arguments)
@@ -291,6 +320,14 @@ class HeldIndex:
                 # The turn ends only when the thread is idle again.
                 await asyncio.wait([future])
                 raise
+
+
+def _seal(key: bytes, value: bytes) -> bytes:
+    return xxhash.xxh3_64_digest(key + value)
+
+
+def _sealed(key: bytes, value: bytes) -> bytes:
+    return _seal(key, value) + value
 
 
 def open_environment(path: Path, map_bytes: int) -> lmdb.Environment:

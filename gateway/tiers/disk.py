@@ -283,21 +283,29 @@ class DiskTier:
         log.info("cache open", path=str(self._config.path), bytes=holding.room.used_bytes)
 
     def _open_index(self, folder: Folder, blind: bool) -> tuple[HeldIndex, Found]:
-        sizes = Sizes(self._config)
         if not folder.index_is_sound():
             folder.start_over()
         try:
-            index = HeldIndex(folder.index_path, sizes.index_bytes)
+            return self._read_index(folder, blind)
         except lmdb.Error as error:
             failure = translated(error, folder.index_path)
             if isinstance(failure, OSError) and failure.errno != errno.EIO:
                 raise failure from error
             log.exception("index unusable: starting empty")
             folder.start_over()
-            index = HeldIndex(folder.index_path, sizes.index_bytes)
-        if blind or not folder.trusted:
-            index.clear(Table.OBJECTS)
-        return index, recover(folder, index)
+            return self._read_index(folder, blind)
+
+    def _read_index(self, folder: Folder, blind: bool) -> tuple[HeldIndex, Found]:
+        index = HeldIndex(folder.index_path, Sizes(self._config).index_bytes)
+        try:
+            if blind or not folder.trusted:
+                index.clear(Table.OBJECTS)
+            found = recover(folder, index)
+        except BaseException:
+            index.abandon()
+            raise
+        self._metrics.cache_corrupt.inc(index.damaged)
+        return index, found
 
     async def _detach(self) -> None:
         holding, self._holding = self._holding, None

@@ -277,3 +277,21 @@ def test_lmdbs_errors_are_told_as_the_disks_or_as_a_lost_file(tmp_path: Path) ->
     with pytest.raises(lmdb.Error) as bad:
         lmdb.open(str(tmp_path / "bad"), subdir=False)
     assert isinstance(translated(bad.value, path), IndexLost)
+
+
+async def test_a_value_the_disk_has_changed_is_absent_whichever_bit_it_was(tmp_path: Path) -> None:
+    path = tmp_path / "index.lmdb"
+    value = b"\x94\xa1k\x05remembered-value"
+    index = HeldIndex(path, 1 << 20)
+    index.put(Table.OBJECTS, b"key-of-it", value)
+    assert await index.close()
+    sound = path.read_bytes()
+    at = sound.index(value)
+    for bit in range(8 * len(value)):
+        raw = bytearray(sound)
+        raw[at + bit // 8] ^= 1 << bit % 8
+        path.write_bytes(raw)
+        index = HeldIndex(path, 1 << 20)
+        assert index.get(Table.OBJECTS, b"key-of-it") is None
+        assert index.damaged == 1
+        index.abandon()
