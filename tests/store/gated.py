@@ -24,8 +24,9 @@ SMALL_BYTES = 128 * 1024
 
 
 class GatedOrigin:
-    """Everything passes to `inner`. `open_gate` holds opens, `block_gate` holds each block;
-    `break_after_bytes` breaks the next `breaks` answers off; `down` makes all unavailable."""
+    """Everything passes to `inner`. `open_gate` holds opens, `block_gate` holds each answer's
+    blocks but for its first `free_bytes`; `break_after_bytes` breaks the next `breaks` answers
+    off; `down` makes all unavailable."""
 
     def __init__(self, inner: DirectoryOrigin) -> None:
         self.inner = inner
@@ -36,6 +37,7 @@ class GatedOrigin:
         self.write_gate = asyncio.Event()
         for gate in (self.open_gate, self.block_gate, self.write_gate):
             gate.set()
+        self.free_bytes = 0
         self.break_after_bytes = 0
         self.breaks = 0
         self.down = False
@@ -82,8 +84,7 @@ class GatedOpened:
 
     async def blocks(self) -> AsyncIterator[bytes]:
         sent = 0
-        async for block in self._inner.blocks():
-            await self._gate.block_gate.wait()
+        async for block in self._gated():
             if self._gate.breaks and sent + len(block) > self._gate.break_after_bytes:
                 self._gate.breaks -= 1
                 kept = block[: max(0, self._gate.break_after_bytes - sent)]
@@ -94,6 +95,17 @@ class GatedOpened:
             sent += len(block)
             self._gate.read_bytes += len(block)
             yield block
+
+    async def _gated(self) -> AsyncIterator[bytes]:
+        free_bytes = self._gate.free_bytes
+        async for block in self._inner.blocks():
+            free, held = block[:free_bytes], block[free_bytes:]
+            free_bytes -= len(free)
+            if free:
+                yield free
+            if held:
+                await self._gate.block_gate.wait()
+                yield held
 
     async def close(self) -> None:
         await self._inner.close()

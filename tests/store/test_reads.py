@@ -104,10 +104,14 @@ async def test_a_range_fetches_only_the_chunks_it_touches(bench: Bench) -> None:
 
 async def test_bytes_flow_before_the_chunk_is_complete(bench: Bench) -> None:
     await _put_unseen(bench, "k", LARGE[: 2 * CHUNK_BYTES])
+    bench.origin.free_bytes = CHUNK_BYTES // 4
+    bench.origin.block_gate.clear()
     answer = await bench.service.get("train", "k")
     blocks = answer.blocks()
-    first = bytes(await anext(blocks))
-    bench.origin.block_gate.clear()
+    async with asyncio.timeout(10):
+        first = bytes(await anext(blocks))
+    assert first
+    assert bench.origin.read_bytes < CHUNK_BYTES
     assert LARGE.startswith(first)
     bench.origin.block_gate.set()
     rest = b"".join([bytes(block) async for block in blocks])
