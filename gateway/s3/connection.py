@@ -111,7 +111,11 @@ class Connection(web.RequestHandler):
         if self.ssl_context is not None:
             # TLS has no half-closed connections here: asyncio closes it whatever is returned.
             return False
-        body.set_exception(EOFError("The body ended early."))
+        if self.answering:
+            # Nobody waits for the rest any more but aiohttp, which drops it.
+            body.feed_eof()
+        else:
+            body.set_exception(EOFError("The body ended early."))
         self._close = True
         self.hurry()
         return True

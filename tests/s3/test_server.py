@@ -202,6 +202,23 @@ async def test_a_truncated_upload_is_an_incomplete_body_and_stores_nothing(node:
     assert (await ask(node, node.signed("GET", "/train/a"))).code == "NoSuchKey"
 
 
+@pytest.mark.parametrize("reset", [False, True])
+async def test_a_client_that_gives_up_a_refused_upload_is_no_fault_of_ours(
+    node: Running, caplog: pytest.LogCaptureFixture, *, reset: bool
+) -> None:
+    wire = await node.connect()
+    await wire.send(node.signed("PUT", "/train/a", body=b"x", length=1000, secret="wrong"))
+    assert (await wire.reply()).code == "SignatureDoesNotMatch"
+    if reset:
+        await wire.close()
+    else:
+        wire.writer.write_eof()
+        assert await wire.ended()
+    gauge = node.node.metrics.connections
+    await eventually(lambda: next(iter(gauge.collect())).samples[0].value == 0)
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
+
+
 async def test_an_upload_whose_client_goes_away_stores_nothing(node: Running) -> None:
     wire = await node.connect()
     await wire.send(node.signed("PUT", "/train/a", {}, b"x" * 300_000, length=10**6))
