@@ -9,16 +9,21 @@ For a listing, the key is the prefix asked for: who may list "train/imagenet/*" 
 prefix "imagenet/" and below, and for nothing above it. As with IAM, a deny by prefix does not
 filter the answer of a listing that begins higher up: deny the listing there too.
 
-Operations that IAM has no action of its own for follow another one, in allow and deny alike:
+Operations that IAM has no action of its own for, or that tell no more than another one, follow
+that other one, in allow and deny alike:
 
 | operation | follows |
 | --- | --- |
-| HeadObject | GetObject |
+| HeadObject, GetObjectAttributes | GetObject |
 | ListObjects, ListObjectsV2 | each other |
 | HeadBucket | ListObjects, ListObjectsV2 |
 | CreateMultipartUpload, UploadPart, CompleteMultipartUpload, AbortMultipartUpload | PutObject |
 | CopyObject, UploadPartCopy (of the target; the source needs GetObject) | PutObject |
 | DeleteObjects (to be asked for every key) | DeleteObject |
+
+A request that does two things in one needs leave for both, as with IAM: with tags, a lock or a
+legal hold in its headers, a write needs PutObjectTagging, PutObjectRetention or PutObjectLegalHold
+as well, and what lifts a governed lock needs BypassGovernanceRetention.
 
 https://docs.aws.amazon.com/AmazonS3/latest/userguide/using-with-s3-policy-actions.html
 """
@@ -30,6 +35,7 @@ from gateway.config import Rule
 from gateway.errors import AccessDenied
 
 _FOLLOWS = {
+    "GetObjectAttributes": ("GetObject",),
     "HeadObject": ("GetObject",),
     "ListObjects": ("ListObjectsV2",),
     "ListObjectsV2": ("ListObjects",),
@@ -41,6 +47,13 @@ _FOLLOWS = {
     "CopyObject": ("PutObject",),
     "UploadPartCopy": ("PutObject",),
     "DeleteObjects": ("DeleteObject",),
+}
+_BESIDES = {
+    "x-amz-bypass-governance-retention": "BypassGovernanceRetention",
+    "x-amz-object-lock-legal-hold": "PutObjectLegalHold",
+    "x-amz-object-lock-mode": "PutObjectRetention",
+    "x-amz-object-lock-retain-until-date": "PutObjectRetention",
+    "x-amz-tagging": "PutObjectTagging",
 }
 _PUBLIC = frozenset({"GetObject", "HeadObject"})
 
@@ -58,6 +71,11 @@ def allowed(rules: Sequence[Rule], operation: str, bucket: str, key: str) -> boo
             return False
         verdict = True
     return verdict
+
+
+def needed_besides(headers: Iterable[tuple[str, str]]) -> set[str]:
+    """What else a request does by its headers, as operations that its sender must be allowed."""
+    return {_BESIDES[name] for name, _ in headers if name in _BESIDES}
 
 
 def authorise(

@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable
 import structlog
 from msgspec import Struct
 
+from gateway.auth.policy import needed_besides
 from gateway.auth.request import RequestHead
 from gateway.auth.sigv4 import Authenticator
 from gateway.config import Config
@@ -265,3 +266,6 @@ def _authorise(call: Call) -> None:
         return
     key = operation.query.get("prefix", "") if operation.name in _LISTINGS else operation.key
     call.authorise(operation.name, operation.bucket, key)
+    if operation.name not in _READS:
+        for needed in needed_besides(call.head.headers):
+            call.authorise(needed, operation.bucket, key)

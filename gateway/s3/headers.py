@@ -59,6 +59,12 @@ _STORAGE_CLASSES = frozenset(
 )
 _PRIVATE_ACLS = frozenset(("private", "bucket-owner-full-control", "bucket-owner-read"))
 _CONDITIONS = ("if-match", "if-none-match", "if-modified-since", "if-unmodified-since")
+# Conditions and the like that S3 heeds in directory buckets only; to ignore one could cost data.
+_EXPRESS_ONLY = (
+    "x-amz-if-match-last-modified-time",
+    "x-amz-if-match-size",
+    "x-amz-write-offset-bytes",
+)
 _SIGNATURE = frozenset(
     (
         "x-amz-algorithm",
@@ -161,6 +167,9 @@ def read_conditions(head: RequestHead, prefix: str = "") -> Conditions:
 
 def write_conditions(head: RequestHead) -> WriteConditions:
     """If-Match and If-None-Match of a write. NotImplemented for what S3 does not take there."""
+    for name in _EXPRESS_ONLY:
+        if head.header(name) is not None:
+            raise NotImplementedS3(fields={"Header": name})
     none_match = head.header("if-none-match")
     if_match = head.header("if-match")
     if none_match is not None and (none_match.strip() != "*" or if_match is not None):

@@ -8,6 +8,7 @@ from lxml import etree
 from msgspec import Struct
 
 from gateway.errors import MalformedXML
+from gateway.errors import NotImplemented as NotImplementedS3
 from gateway.model.checksums import ALGORITHMS
 from gateway.model.conditions import unquote_etag
 from gateway.model.objects import CompletedPart
@@ -15,6 +16,7 @@ from gateway.s3.operation import part_number
 from gateway.s3.tags import Tags, check_tags
 
 _DELETE_LIMIT = 1000
+_EXPRESS_ONLY = ("LastModifiedTime", "Size")
 _PARTS_LIMIT = 10_000
 _CHECKSUMS = {f"Checksum{name}": name for name in ALGORITHMS}
 
@@ -35,7 +37,8 @@ class DeleteRequest(Struct, frozen=True):
 
 
 def parse_delete(body: bytes) -> DeleteRequest:
-    """The Delete document: 1 to 1,000 objects. MalformedXML."""
+    """The Delete document: 1 to 1,000 objects. MalformedXML, NotImplemented for conditions that S3
+    heeds in directory buckets only."""
     objects: list[ObjectToDelete] = []
     quiet = False
     for element in _root(body, "Delete"):
@@ -43,7 +46,9 @@ def parse_delete(body: bytes) -> DeleteRequest:
             case "Quiet":
                 quiet = _boolean(_text(element))
             case "Object":
-                fields = _fields(element, ("Key", "VersionId", "ETag"))
+                fields = _fields(element, ("Key", "VersionId", "ETag", *_EXPRESS_ONLY))
+                if not fields.keys().isdisjoint(_EXPRESS_ONLY):
+                    raise NotImplementedS3
                 if not fields.get("Key") or len(objects) == _DELETE_LIMIT:
                     raise MalformedXML
                 etag = fields.get("ETag")

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.auth.policy import allowed, authorise, matches
+from gateway.auth.policy import allowed, authorise, matches, needed_besides
 from gateway.auth.sigv4 import ANONYMOUS, UNSIGNED, Identity
 from gateway.auth.tenants import Tenant
 from gateway.config import Rule, Secret
@@ -73,6 +73,7 @@ def test_a_deny_wins_wherever_it_stands(order: int) -> None:
     ("operation", "leader"),
     [
         ("HeadObject", "GetObject"),
+        ("GetObjectAttributes", "GetObject"),
         ("CreateMultipartUpload", "PutObject"),
         ("UploadPart", "PutObject"),
         ("CompleteMultipartUpload", "PutObject"),
@@ -130,3 +131,16 @@ def test_a_star_stands_for_any_run_of_characters(pattern: str, text: str) -> Non
 
 def test_many_stars_against_a_long_key_take_no_time() -> None:
     assert not matches("*a" * 60 + "b", "a" * 1024)
+
+
+def test_what_a_request_does_by_its_headers_is_needed_besides() -> None:
+    assert needed_besides([("host", "h"), ("x-amz-meta-a", "b")]) == set()
+    assert needed_besides([("x-amz-tagging", "a=b"), ("x-amz-tagging", "c=d")]) == {
+        "PutObjectTagging"
+    }
+    assert needed_besides(
+        [("x-amz-object-lock-mode", "GOVERNANCE"), ("x-amz-object-lock-legal-hold", "ON")]
+    ) == {"PutObjectRetention", "PutObjectLegalHold"}
+    assert needed_besides([("x-amz-bypass-governance-retention", "true")]) == {
+        "BypassGovernanceRetention"
+    }

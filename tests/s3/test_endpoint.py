@@ -177,6 +177,18 @@ async def test_a_tenant_does_what_its_policy_says_and_sees_only_its_buckets(
             each.close()
 
 
+async def test_a_write_with_tags_needs_leave_to_tag(tmp_path: Path) -> None:
+    async with running(tmp_path, policy=LIMITED) as node:
+        (node.root / "scratch").mkdir()
+        client = node.client(RESTRICTED)
+        with refused("AccessDenied", 403):
+            await call(client.put_object, Bucket="scratch", Key="b", Body=b"x", Tagging="a=b")
+        with refused("AccessDenied", 403):
+            await call(client.create_multipart_upload, Bucket="scratch", Key="b", Tagging="a=b")
+        assert list((node.root / "scratch").glob("b")) == []
+        client.close()
+
+
 async def test_a_delete_of_many_reports_the_denied_keys_and_deletes_the_others(
     tmp_path: Path,
 ) -> None:
@@ -205,6 +217,8 @@ async def test_a_delete_of_many_reports_the_denied_keys_and_deletes_the_others(
     ("method", "target"),
     [
         ("PUT", "/train?policy"),
+        ("PUT", "/train?novelty"),
+        ("DELETE", "/train?novelty"),
         ("PUT", "/train?cors"),
         ("DELETE", "/train?cors"),
         ("PUT", "/train?lifecycle"),
@@ -231,7 +245,7 @@ async def test_a_delete_of_many_reports_the_denied_keys_and_deletes_the_others(
         ("GET", "/train/a?legal-hold"),
         ("PUT", "/train/a?acl"),
         ("PUT", "/train/a?renameObject"),
-        ("GET", "/train/a?annotations"),
+        ("GET", "/train/a?annotation"),
     ],
 )
 async def test_what_is_not_offered_is_not_implemented(

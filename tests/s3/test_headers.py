@@ -138,7 +138,13 @@ def test_conditions_of_a_write() -> None:
 
 @pytest.mark.parametrize(
     "headers",
-    [(("if-none-match", '"e"'),), (("if-none-match", "*"), ("if-match", "*"))],
+    [
+        (("if-none-match", '"e"'),),
+        (("if-none-match", "*"), ("if-match", "*")),
+        (("x-amz-if-match-size", "1"),),
+        (("x-amz-if-match-last-modified-time", "Sun, 29 Nov 2026 19:16:21 GMT"),),
+        (("x-amz-write-offset-bytes", "0"),),
+    ],
 )
 def test_conditions_that_s3_does_not_take_on_a_write(headers: tuple[tuple[str, str], ...]) -> None:
     with pytest.raises(NotImplementedS3):

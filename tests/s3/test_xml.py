@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.errors import BadRequest, InvalidArgument, InvalidTag, MalformedXML, S3Error
+from gateway.errors import NotImplemented as NotImplementedS3
 from gateway.model.objects import CompletedPart
 from gateway.s3.xml import (
     DeleteRequest,
@@ -66,7 +67,6 @@ def test_a_delete_has_one_to_a_thousand_objects() -> None:
         b"<Delete><Object/></Delete>",
         b"<Delete><Object><Key></Key></Object></Delete>",
         b"<Delete><Object><Key>k</Key><Key>k</Key></Object></Delete>",
-        b"<Delete><Object><Key>k</Key><Size>1</Size></Object></Delete>",
         b"<Delete><Object><Key><b>k</b></Key></Object></Delete>",
         b"<Delete><Object><Key>k</Key></Object><Quiet>maybe</Quiet></Delete>",
         b"<Delete><Object><Key>k</Key></Object><Else/></Delete>",
@@ -78,6 +78,13 @@ def test_a_delete_has_one_to_a_thousand_objects() -> None:
 def test_what_is_not_a_delete_document_is_malformed(document: bytes) -> None:
     with pytest.raises(MalformedXML):
         parse_delete(document)
+
+
+@pytest.mark.parametrize("condition", ["Size", "LastModifiedTime"])
+def test_a_delete_with_a_condition_that_is_not_heeded_is_refused(condition: str) -> None:
+    document = f"<Delete><Object><Key>k</Key><{condition}>1</{condition}></Object></Delete>"
+    with pytest.raises(NotImplementedS3):
+        parse_delete(document.encode())
 
 
 @pytest.mark.parametrize(
