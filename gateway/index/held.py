@@ -108,10 +108,7 @@ class HeldIndex:
             with self._environment.begin(self._tables[table]) as transaction:
                 sealed = transaction.get(key)
         except lmdb.Error as error:
-            # A page of the file is not what it was: nothing in it can be relied on any more.
-            if self._on_error is None:
-                raise
-            self._on_error(translated(error, self._path))
+            self._unreadable(error)
             return None
         return None if sealed is None else self._unsealed(key, sealed)
 
@@ -119,18 +116,25 @@ class HeldIndex:
         """How many entries the file's table has."""
         if self._closed:
             return 0
-        with self._environment.begin() as transaction:
-            return int(transaction.stat(self._tables[table])["entries"])
+        try:
+            with self._environment.begin() as transaction:
+                return int(transaction.stat(self._tables[table])["entries"])
+        except lmdb.Error as error:
+            self._unreadable(error)
+            return 0
 
     def used_bytes(self) -> int:
         """Bytes of the file that hold something. The caller keeps them below `limit_bytes`."""
         pages = 0
         page_bytes = 4096
-        with self._environment.begin() as transaction:
-            for table in self._tables:
-                stat = transaction.stat(table)
-                page_bytes = stat["psize"]
-                pages += stat["branch_pages"] + stat["leaf_pages"] + stat["overflow_pages"]
+        try:
+            with self._environment.begin() as transaction:
+                for table in self._tables:
+                    stat = transaction.stat(table)
+                    page_bytes = stat["psize"]
+                    pages += stat["branch_pages"] + stat["leaf_pages"] + stat["overflow_pages"]
+        except lmdb.Error as error:
+            self._unreadable(error)
         return int(pages * page_bytes)
 
     def keys(self, table: Table) -> list[bytes]:
@@ -144,11 +148,16 @@ class HeldIndex:
     async def scan(
         self, table: Table, visit: Callable[[bytes, bytes], None], *, limit: int | None = None
     ) -> None:
-        """Shows `visit` every committed entry, in a thread, in slices between commits."""
+        """Shows `visit` every committed entry, in a thread, in slices between commits; not all of
+        them where the file is damaged (`on_error` knows)."""
         after = b""
         seen = 0
         while limit is None or seen < limit:
-            count, after = await self._run(self._visit, table, after, visit)
+            try:
+                count, after = await self._run(self._visit, table, after, visit)
+            except lmdb.Error as error:
+                self._unreadable(error)
+                return
             seen += count
             if count < _SLICE_ENTRIES:
                 return
@@ -267,7 +276,10 @@ class HeldIndex:
         # The map may move only while no transaction is open: none is on this thread, and the
         # turn keeps the other one idle.
         async with self._turn:
-            self._environment.set_mapsize(self.map_bytes + step)
+            try:
+                self._environment.set_mapsize(self.map_bytes + step)
+            except lmdb.Error as failure:
+                raise translated(failure, self._path) from failure
             self.map_bytes += step
 
     def _transact(self, batch: list[Operation]) -> None:
@@ -303,6 +315,12 @@ class HeldIndex:
                     return
                 yield cursor.item()
                 there = cursor.next()
+
+    def _unreadable(self, error: lmdb.Error) -> None:
+        # A page of the file is not what it was: nothing in it can be relied on any more.
+        if self._on_error is None:
+            raise error
+        self._on_error(translated(error, self._path))
 
     def _unsealed(self, key: bytes, sealed: bytes) -> bytes | None:
         value = sealed[_SEAL_BYTES:]

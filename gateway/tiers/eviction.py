@@ -246,15 +246,11 @@ class Policy(Generic[I]):
 
     def victim(self, pinned: Callable[[I], bool] = lambda _: False) -> Victim[I] | None:
         """The item to evict now, no longer counted; None where every item is pinned."""
-        if self.small_bytes >= self._small_limit_bytes or not self._main:
-            found = self._from_small(pinned)
-            if found is None:
-                found = self._from_main(pinned)
-        else:
+        found = None
+        if self.small_bytes < self._small_limit_bytes:
             found = self._from_main(pinned)
-            if found is None:
-                found = self._from_small(pinned)
-        return found
+        # What the small queue hands on to the main queue may be all there is.
+        return found or self._from_small(pinned) or self._from_main(pinned)
 
     def evicted(self, name: Hashable, size_bytes: int, *, main: bool) -> None:
         """Tells of a name that went with a bundle; of other items `victim` knows itself."""

@@ -295,3 +295,23 @@ async def test_a_value_the_disk_has_changed_is_absent_whichever_bit_it_was(tmp_p
         assert index.get(Table.OBJECTS, b"key-of-it") is None
         assert index.damaged == 1
         index.abandon()
+
+
+async def test_a_file_that_is_damaged_while_it_is_used_is_lost_and_answers_nothing(
+    tmp_path: Path,
+) -> None:
+    owner = Owner()
+    async with opened(tmp_path, owner) as index:
+        for number in range(3000):
+            index.put(Table.SMALL, b"%d" % number, bytes(50))
+        assert await index.flush()
+        path = tmp_path / "index.lmdb"
+        with path.open("r+b") as file:
+            file.seek(2 * 4096)
+            file.write(bytes(path.stat().st_size - 2 * 4096))
+        assert index.get(Table.SMALL, b"7") is None
+        seen: list[bytes] = []
+        await index.scan(Table.SMALL, lambda key, _: seen.append(key))
+        assert seen == []
+        assert len(owner.errors) == 2
+        assert all(isinstance(error, IndexLost) for error in owner.errors)

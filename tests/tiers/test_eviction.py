@@ -135,6 +135,16 @@ def test_where_all_is_pinned_nothing_goes() -> None:
     assert victim.item == 7
 
 
+def test_what_the_small_queue_hands_on_can_be_evicted_at_once() -> None:
+    policy: Policy[int] = Policy(1000)
+    policy.add(1, 1)
+    assert policy.victim(lambda _: True) is None
+    policy.add(2, 1)
+    victim = policy.victim(lambda item: item == 1)
+    assert victim is not None
+    assert victim.item == 2
+
+
 def test_a_scan_of_any_length_leaves_what_is_in_use() -> None:
     cache = Cache(1000)
     hot = range(600)
