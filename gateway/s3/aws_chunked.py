@@ -1,8 +1,8 @@
-"""Decoding aws-chunked bodies: bytes of the wire in, verified plain bytes out. Sans I/O.
+"""Decoding aws-chunked bodies: bytes of the wire in, plain bytes out. Sans I/O.
 
 Three kinds: signed chunks, signed chunks with a signed trailer, unsigned chunks with a trailer.
-A signed chunk is handed out once its own signature has verified, so one of them is held in memory
-at a time; unsigned ones pass straight through.
+Chunks of any size pass straight through, so that none is held in memory; what is wrong with a
+signed one is told at its last byte. Nothing of a body may be believed before `finish`.
 
 https://docs.aws.amazon.com/AmazonS3/latest/API/sigv4-streaming.html
 https://docs.aws.amazon.com/AmazonS3/latest/API/sigv4-streaming-trailers.html
@@ -16,14 +16,11 @@ from gateway.auth.sigv4_chunks import ChunkSigner
 from gateway.errors import (
     IncompleteBody,
     InvalidChunkSizeError,
-    InvalidRequest,
     MalformedTrailerError,
 )
 
 MIN_CHUNK_BYTES = 8_192
-MAX_SIGNED_CHUNK_BYTES = 16 * 1024**2
 MAX_TRAILER_BYTES = 8_192
-Plain = bytes | bytearray
 
 _MAX_LINE_BYTES = 256
 _HEADER = re.compile(rb"([0-9a-fA-F]{1,16})(?:;chunk-signature=([0-9a-f]{64}))?\r\n")
@@ -49,26 +46,23 @@ class ChunkedDecoder:
         self._length_bytes = decoded_length_bytes
         self._signer = signer
         self._announced = announced
-        self._step: Callable[[bytes, int, list[Plain]], int] = self._take_header
+        self._step: Callable[[bytes, int, list[bytes]], int] = self._take_header
         self._decoded_bytes = 0
         self._number = 0
         self._size_bytes = 0
         self._missing_bytes = 0
         self._signature = ""
         self._hash = sha256()
-        # One buffer, not a list of pieces: those would cost 40 bytes each, were they of one byte.
-        self._held = bytearray()
         self._line = bytearray()
         self._tail = bytearray()
 
-    def feed(self, data: bytes) -> list[Plain]:
+    def feed(self, data: bytes) -> list[bytes]:
         """The plain bytes that `data` completes.
 
         Raises IncompleteBody on broken framing or a wrong total, InvalidChunkSizeError on a small
-        chunk that is not the last, InvalidRequest on a signed chunk that is too large,
-        SignatureDoesNotMatch, MalformedTrailerError.
+        chunk that is not the last, SignatureDoesNotMatch, MalformedTrailerError.
         """
-        plain: list[Plain] = []
+        plain: list[bytes] = []
         position = 0
         while position < len(data):
             position = self._step(data, position, plain)
@@ -94,7 +88,7 @@ class ChunkedDecoder:
             raise MalformedTrailerError
         self.trailers = trailers
 
-    def _take_header(self, data: bytes, position: int, plain: list[Plain]) -> int:  # noqa: ARG002
+    def _take_header(self, data: bytes, position: int, plain: list[bytes]) -> int:  # noqa: ARG002
         stop = data.find(b"\n", position, position + _MAX_LINE_BYTES) + 1
         self._line += data[position : stop or position + _MAX_LINE_BYTES]
         if len(self._line) >= _MAX_LINE_BYTES:
@@ -117,11 +111,6 @@ class ChunkedDecoder:
         if self._decoded_bytes + size_bytes > self._length_bytes:
             raise wrong_length(self._length_bytes, self._decoded_bytes + size_bytes)
         if self._signer is not None:
-            if size_bytes > MAX_SIGNED_CHUNK_BYTES:
-                raise InvalidRequest(
-                    f"A signed chunk of {size_bytes} bytes is larger than the "
-                    f"{MAX_SIGNED_CHUNK_BYTES} bytes this server takes; sign smaller chunks."
-                )
             self._signature = match[2].decode("ascii")
             self._hash = sha256()
         self._number += 1
@@ -135,20 +124,15 @@ class ChunkedDecoder:
         self._verify_chunk()
         self._step = self._take_tail
 
-    def _take_data(self, data: bytes, position: int, plain: list[Plain]) -> int:
+    def _take_data(self, data: bytes, position: int, plain: list[bytes]) -> int:
         stop = min(position + self._missing_bytes, len(data))
         piece = data[position:stop]
         self._missing_bytes -= len(piece)
-        if self._signer is None:
-            plain.append(piece)
-        else:
+        plain.append(piece)
+        if self._signer is not None:
             self._hash.update(piece)
-            self._held += piece
         if not self._missing_bytes:
-            if self._signer is not None:
-                self._verify_chunk()
-                plain.append(self._held)
-                self._held = bytearray()
+            self._verify_chunk()
             self._step = self._take_line_end
         return stop
 
@@ -156,7 +140,7 @@ class ChunkedDecoder:
         if self._signer is not None:
             self._signer.verify_chunk(self._hash.hexdigest(), self._signature)
 
-    def _take_line_end(self, data: bytes, position: int, plain: list[Plain]) -> int:  # noqa: ARG002
+    def _take_line_end(self, data: bytes, position: int, plain: list[bytes]) -> int:  # noqa: ARG002
         self._line.append(data[position])
         if not b"\r\n".startswith(self._line):
             raise _broken()
@@ -165,7 +149,7 @@ class ChunkedDecoder:
             self._step = self._take_header
         return position + 1
 
-    def _take_tail(self, data: bytes, position: int, plain: list[Plain]) -> int:  # noqa: ARG002
+    def _take_tail(self, data: bytes, position: int, plain: list[bytes]) -> int:  # noqa: ARG002
         self._tail += data[position : position + MAX_TRAILER_BYTES + 1]
         if len(self._tail) > (2 if self._announced is None else MAX_TRAILER_BYTES):
             raise _broken() if self._announced is None else MalformedTrailerError()

@@ -36,7 +36,7 @@ from gateway.model.checksums import (
     encode,
     hasher,
 )
-from gateway.s3.aws_chunked import ChunkedDecoder, Plain, wrong_length
+from gateway.s3.aws_chunked import ChunkedDecoder, wrong_length
 
 MAX_BODY_BYTES = 5 * 1024**3
 _LENGTH = re.compile(r"[0-9]{1,18}")
@@ -174,7 +174,7 @@ class UploadBody:
         else:
             self._accept(self._decoder.feed(data))
 
-    def _accept(self, pieces: Iterable[Plain]) -> None:
+    def _accept(self, pieces: Iterable[bytes]) -> None:
         for piece in pieces:
             self._plain_bytes += len(piece)
             if self._plain_bytes > self.length_bytes:
