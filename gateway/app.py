@@ -7,6 +7,7 @@ import time
 
 import structlog
 
+from gateway.admin.origins import OriginWatch
 from gateway.admin.report import NodeReport
 from gateway.admin.server import AdminServer
 from gateway.auth.sigv4 import Authenticator
@@ -66,6 +67,7 @@ class Node:
                 metrics=self.metrics,
                 state=lambda: self.state,
                 s3_url=lambda: self.s3_url,
+                origins=OriginWatch(self.origins, now=time.monotonic),
             ),
             metrics=self.metrics,
             on_drain=self.stopping.set,

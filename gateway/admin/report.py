@@ -4,6 +4,7 @@ from collections.abc import Callable
 from importlib.metadata import version
 from typing import Any
 
+from gateway.admin.origins import OriginWatch
 from gateway.config import NodeConfig
 from gateway.store.service import ObjectService
 from gateway.telemetry.metrics import Metrics
@@ -22,6 +23,7 @@ class NodeReport:
         metrics: Metrics,
         state: Callable[[], str],
         s3_url: Callable[[], str],
+        origins: OriginWatch,
     ) -> None:
         self._node = node
         self._disk = disk
@@ -29,12 +31,27 @@ class NodeReport:
         self._metrics = metrics
         self._state = state
         self._s3_url = s3_url
+        self._origins = origins
 
-    def readiness(self) -> dict[str, Any]:
-        """Whether S3 requests are answered, and whether the cache disk takes part in it."""
+    async def readiness(self) -> dict[str, Any]:
+        """Whether S3 requests are answered; whether the cache disk and each origin take part.
+
+        Only a node that does not serve is not ready: with an origin away, what is fresh is still
+        answered, and taking every node out of the balancer would end that too.
+        """
         state = self._state()
-        degraded = self._disk.usage().degraded if state != "starting" else None
-        return {"ready": state == "serving", "state": state, "cache": degraded or "ok"}
+        if state == "starting":
+            return {"ready": False, "state": state}
+        degraded = self._disk.usage().degraded
+        return {
+            "ready": state == "serving",
+            "state": state,
+            "cache": degraded or "ok",
+            "origins": {
+                name: "ok" if answers else "away"
+                for name, answers in (await self._origins.look()).items()
+            },
+        }
 
     def members(self) -> list[dict[str, Any]]:
         """The nodes alive; without a cluster, this one."""
@@ -46,7 +63,7 @@ class NodeReport:
                 "zone": self._node.zone,
                 "state": self._state(),
                 "version": version("feedrack"),
-                "s3": self._s3_url(),
+                "s3": self._s3_url() if self._state() != "starting" else "",
                 "cache_bytes": usage.bytes,
                 "cache_capacity_bytes": int(usage.capacity_bytes),
                 "cache_degraded": usage.degraded,

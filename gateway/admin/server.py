@@ -8,13 +8,13 @@ by `[admin] public_metrics = true`.
 import hmac
 from collections.abc import Awaitable, Callable
 from typing import Any
-from urllib.parse import unquote
 
 import msgspec
 from aiohttp import web
 
 from gateway.admin.report import NodeReport
 from gateway.config import AdminConfig, Secret, parse_listen
+from gateway.errors import NoSuchBucket
 from gateway.telemetry.metrics import Metrics
 
 _OPEN = frozenset({"/healthz", "/readyz"})
@@ -87,7 +87,7 @@ class AdminServer:
         return _json({"status": "alive"})
 
     async def _readyz(self, _: web.Request) -> web.Response:
-        readiness = self._report.readiness()
+        readiness = await self._report.readiness()
         return _json(readiness, status=200 if readiness["ready"] else 503)
 
     async def _render_metrics(self, _: web.Request) -> web.Response:
@@ -102,7 +102,10 @@ class AdminServer:
         bucket, _, prefix = dataset.removeprefix("s3://").partition("/")
         if not dataset.startswith("s3://") or not bucket:
             return _refuse(400, "dataset must be s3://bucket/prefix")
-        return _json(await self._report.dataset(unquote(bucket), prefix))
+        try:
+            return _json(await self._report.dataset(bucket, prefix))
+        except NoSuchBucket as error:
+            return _refuse(404, f"{bucket}: {error.message}")
 
     async def _fills(self, _: web.Request) -> web.Response:
         return _json({"fills": self._report.fills()})

@@ -19,7 +19,7 @@ class Answer(Struct, kw_only=True):
 
     `stream` gives exactly `length_bytes` bytes (None: not known beforehand). An answer without a
     stream has `body`; `length_bytes` of one without either is what a HEAD announces. `tier` is
-    where an object's first byte comes from.
+    where an object's first byte comes from, `served` counts its bytes by tier as they go out.
     """
 
     status: int = 200
@@ -28,6 +28,7 @@ class Answer(Struct, kw_only=True):
     stream: Stream | None = None
     length_bytes: int | None = None
     tier: str | None = None
+    served: Mapping[str, int] = field(default_factory=dict)
 
     async def close(self) -> None:
         if self.stream is not None:

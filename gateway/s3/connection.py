@@ -38,7 +38,7 @@ class Gate(Protocol):
     limits: LimitsConfig
     metrics: Metrics
 
-    def refuse(self, failure: S3Error) -> Answer:
+    def refuse(self, failure: S3Error, remote: str) -> Answer:
         """The answer to what never became a request."""
         ...
 
@@ -186,7 +186,7 @@ class Connection(web.RequestHandler):
         self._gate.metrics.connections_refused.labels("malformed").inc()
         # What follows on this connection is not a request either.
         self._deaf = True
-        return _LastWords(self, self._gate.refuse(failure))
+        return _LastWords(self, self._gate.refuse(failure, self._remote()))
 
     async def part(self) -> None:
         """Listens a moment longer after the last answer: a reset would eat the words."""
@@ -198,6 +198,10 @@ class Connection(web.RequestHandler):
         except TimeoutError:
             self.abort()
 
+    def _remote(self) -> str:
+        name = self._wire.get_extra_info("peername") if self._wire is not None else None
+        return str(name[0]) if isinstance(name, tuple) else ""
+
     def _farewell(self, failure: S3Error, reason: str) -> None:
         """Says why, listens a moment longer, and closes."""
         wire = self._wire
@@ -205,7 +209,7 @@ class Connection(web.RequestHandler):
             return
         self._deaf = True
         self._gate.metrics.connections_refused.labels(reason).inc()
-        answer = self._gate.refuse(failure)
+        answer = self._gate.refuse(failure, self._remote())
         headers = {
             **answer.headers,
             "content-length": str(len(answer.body)),

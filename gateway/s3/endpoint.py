@@ -7,7 +7,7 @@ that tells the client nothing.
 
 import secrets
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 
 import structlog
 from msgspec import Struct
@@ -101,6 +101,7 @@ class _Record(Struct):
     status: int = 0
     code: str | None = None
     tier: str | None = None
+    served: Mapping[str, int] = {}
     broken: str | None = None
 
 
@@ -128,12 +129,20 @@ class Endpoint:
             await self._attempt(exchange, record)
         finally:
             self._metrics.requests_in_flight.dec()
-            self._tell(exchange, record)
+            self._tell(
+                record,
+                remote=exchange.remote,
+                received_bytes=exchange.received_bytes,
+                sent_bytes=exchange.sent_bytes,
+            )
 
-    def refuse(self, failure: S3Error, resource: str = "/") -> Answer:
-        """The answer to what never became a request."""
-        record = _Record(secrets.token_hex(8).upper(), 0.0)
-        return self._signed_off(self._failed(failure, record, resource), record)
+    def refuse(self, failure: S3Error, remote: str) -> Answer:
+        """The answer to what never became a request; counted and logged as one all the same."""
+        record = _Record(secrets.token_hex(8).upper(), time.perf_counter())
+        answer = self._signed_off(self._failed(failure, record, "/"), record)
+        record.status = answer.status
+        self._tell(record, remote=remote, received_bytes=0, sent_bytes=len(answer.body))
+        return answer
 
     async def _attempt(self, exchange: Exchange, record: _Record) -> None:
         try:
@@ -177,6 +186,7 @@ class Endpoint:
     async def _send(self, exchange: Exchange, record: _Record, answer: Answer) -> None:
         record.status = answer.status
         record.tier = answer.tier
+        record.served = answer.served
         await exchange.send(self._signed_off(answer, record))
 
     def _signed_off(self, answer: Answer, record: _Record) -> Answer:
@@ -225,15 +235,15 @@ class Endpoint:
         log.error("internal error", request_id=record.request_id, exc_info=error)
         return InternalError()
 
-    def _tell(self, exchange: Exchange, record: _Record) -> None:
+    def _tell(self, record: _Record, *, remote: str, received_bytes: int, sent_bytes: int) -> None:
         seconds = time.perf_counter() - record.began
         operation = record.operation
         metrics = self._metrics
         code = "broken" if record.broken is not None else str(record.status)
         metrics.requests.labels(operation.name, code, record.tenant).inc()
         metrics.request_seconds.labels(operation.name, record.tier or "none").observe(seconds)
-        if record.tier is not None and exchange.sent_bytes:
-            metrics.read_bytes.labels(record.tier).inc(exchange.sent_bytes)
+        for tier, size_bytes in record.served.items():
+            metrics.read_bytes.labels(tier).inc(size_bytes)
         log.info(
             "request",
             operation=operation.name,
@@ -242,12 +252,12 @@ class Endpoint:
             status=record.status,
             code=record.code,
             tenant=record.tenant,
-            bytes_in=exchange.received_bytes,
-            bytes_out=exchange.sent_bytes,
+            bytes_in=received_bytes,
+            bytes_out=sent_bytes,
             tier=record.tier,
             seconds=round(seconds, 6),
             request_id=record.request_id,
-            remote=exchange.remote,
+            remote=remote,
             **({} if record.broken is None else {"broken": record.broken}),
         )
 

@@ -32,6 +32,7 @@ async def get_object(call: Call) -> Answer:
     )
     answer = _answer(read, overrides, checksums=checksums)
     answer.stream = read
+    answer.served = read.served
     return answer
 
 

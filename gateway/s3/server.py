@@ -135,8 +135,8 @@ class S3Server:
         if not self._connections:
             self._empty.set()
 
-    def refuse(self, failure: S3Error) -> Answer:
-        return self._endpoint.refuse(failure)
+    def refuse(self, failure: S3Error, remote: str) -> Answer:
+        return self._endpoint.refuse(failure, remote)
 
     async def answer(self, request: web.BaseRequest) -> web.StreamResponse:
         """Answers one request of one connection."""

@@ -5,7 +5,8 @@ is left for the next one at the very byte where it stopped; when no tier can go 
 breaks off, and is never completed from another version.
 """
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 
 from gateway.errors import Corrupt, TierFull, TierUnavailable, VersionChanged
 from gateway.model.objects import ObjectInfo, ObjectVersion, PartSpan, Span
@@ -44,6 +45,11 @@ class ReadAnswer:
         self.tier = tier
         self._source = source
 
+    @property
+    def served(self) -> Mapping[str, int]:
+        """Bytes handed out so far, by the tier each came from."""
+        return self._source.served if self._source is not None else {}
+
     async def blocks(self) -> AsyncIterator[bytes | memoryview]:
         """The bytes of `range` in order, in blocks of at most 256 KiB.
 
@@ -61,7 +67,8 @@ class ReadAnswer:
 
 class SpanSource:
     """Reads one range of one version, span by span. `on_changed` hears that the origin holds
-    another version by now, before VersionChanged ends the read."""
+    another version by now, before VersionChanged ends the read. `brought`: the first chunk was just
+    asked of the origin for this read, so it counts as from there wherever it is by now."""
 
     def __init__(
         self,
@@ -71,8 +78,11 @@ class SpanSource:
         chunk_size_bytes: int,
         open_span: OpenSpan,
         on_changed: Callable[[], None],
+        brought: bool = False,
     ) -> None:
+        self.served: Counter[str] = Counter()
         self._on_changed = on_changed
+        self._brought = brought
         self._spans = spans(version, wanted, chunk_size_bytes)
         self._stop = wanted.stop
         self._position = wanted.start
@@ -85,7 +95,7 @@ class SpanSource:
         """Reads the first block, so that what goes wrong until then is still an answer."""
         self._first = await self._next()
         assert self._reader is not None  # noqa: S101 - a range has at least one byte
-        return self._reader.tier
+        return "origin" if self.served["origin"] else self._reader.tier
 
     async def blocks(self) -> AsyncIterator[bytes | memoryview]:
         block, self._first = self._first, None
@@ -125,4 +135,6 @@ class SpanSource:
                 raise
             else:
                 self._position += len(block)
+                brought = self._brought and not span.number
+                self.served["origin" if brought else self._reader.tier] += len(block)
                 return block

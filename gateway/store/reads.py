@@ -101,7 +101,7 @@ class Reads(Core):
             chosen, partial = _choose(info, wanted, part)
             if not chosen.size_bytes:
                 return ReadAnswer(info, chosen, partial=partial, part=part, tier=look.tier)
-            source = self._source(where, ref, info, chosen)
+            source = self._source(where, ref, look, chosen)
             try:
                 first = await source.begin()
             except VersionChanged:
@@ -110,8 +110,7 @@ class Reads(Core):
                 if attempt == _RESTARTS - 1:
                     raise
                 continue
-            tier = look.tier if look.brought else first
-            return ReadAnswer(info, chosen, partial=partial, part=part, tier=tier, source=source)
+            return ReadAnswer(info, chosen, partial=partial, part=part, tier=first, source=source)
         raise AssertionError("unreachable")
 
     def _reaches_first_chunk(self, wanted: RangeSpec | None) -> bool:
@@ -228,9 +227,8 @@ class Reads(Core):
             task.add_done_callback(over)
         return await asyncio.shield(task)
 
-    def _source(
-        self, bucket: Bucket, ref: ObjectRef, info: ObjectInfo, wanted: ByteRange
-    ) -> SpanSource:
+    def _source(self, bucket: Bucket, ref: ObjectRef, look: _Look, wanted: ByteRange) -> SpanSource:
+        info = look.info
         version = ObjectVersion(ref, info.etag, info.size_bytes)
 
         async def open_span(wanted_span: Span, direct: bool) -> SpanReader:
@@ -244,6 +242,7 @@ class Reads(Core):
             chunk_size_bytes=self._cache.chunk_size,
             open_span=open_span,
             on_changed=lambda: self._versions.forget(ref),
+            brought=look.brought,
         )
 
     async def _open_span(self, bucket: Bucket, wanted: Span) -> SpanReader:

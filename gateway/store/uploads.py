@@ -82,14 +82,13 @@ class Uploads(Writes):
         except BaseException:
             await staged.discard()
             raise
-        parts = self._staged.setdefault((ref, upload_id), {})
-        replaced = parts.pop(number, None)
-        if replaced is not None:
-            await replaced.discard()
-        if staged.lost:
+        await self._drop_part(ref, upload_id, number)
+        # An empty part needs no staging and would cost nothing of the share that bounds the table.
+        if staged.lost or not body.length_bytes:
+            await staged.discard()
             return result
         staged.etag = result.etag
-        parts[number] = staged
+        self._staged.setdefault((ref, upload_id), {})[number] = staged
         return result
 
     async def copy_part(
@@ -236,8 +235,11 @@ class Uploads(Writes):
                 await piece.discard()
 
     async def _drop_part(self, ref: ObjectRef, upload_id: str, number: int) -> None:
-        replaced = self._staged.get((ref, upload_id), {}).pop(number, None)
+        parts = self._staged.get((ref, upload_id), {})
+        replaced = parts.pop(number, None)
         if replaced is not None:
+            if not parts:
+                del self._staged[ref, upload_id]
             await replaced.discard()
 
     async def _assemble(self, ref: ObjectRef, etag: str, pieces: Sequence[Staged]) -> None:
