@@ -4,6 +4,7 @@ https://docs.aws.amazon.com/AmazonS3/latest/userguide/mpuoverview.html
 """
 
 import asyncio
+import re
 from itertools import pairwise
 from urllib.parse import quote
 
@@ -26,6 +27,7 @@ from gateway.s3.operation import part_number
 from gateway.s3.xml import parse_complete
 
 _OBJECT_SIZE = "x-amz-mp-object-size"
+_SIZE = re.compile(r"\d{1,18}", re.ASCII)
 
 
 async def create_multipart_upload(call: Call) -> Answer:
@@ -69,7 +71,7 @@ async def complete_multipart_upload(call: Call) -> Answer:
     checksums = announced_checksums(call.head)
     kind = checksum_type(call.head)
     size = call.head.header(_OBJECT_SIZE)
-    if size is not None and not (size.isascii() and size.isdigit()):
+    if size is not None and _SIZE.fullmatch(size) is None:
         raise InvalidRequest(f"Value for {_OBJECT_SIZE} header is invalid.")
     document, _ = await call.document(checksums_describe_body=False)
     parts = await asyncio.to_thread(parse_complete, document)

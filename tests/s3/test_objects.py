@@ -387,6 +387,20 @@ async def test_a_conditional_completion_loses_to_what_is_there(s3: Any) -> None:
     assert (await get(s3, "a"))[1] == b"0123456789"
 
 
+async def test_a_completion_may_say_how_large_the_whole_is(s3: Any) -> None:
+    where = {"Bucket": "train", "Key": "a"}
+    where["UploadId"] = (await call(s3.create_multipart_upload, **where))["UploadId"]
+    sent = await call(s3.upload_part, **where, PartNumber=1, Body=b"123")
+    parts = {"Parts": [{"PartNumber": 1, "ETag": sent["ETag"]}]}
+    for wrong in (2, 10**18, -1):
+        with refused("InvalidRequest", 400):
+            await call(
+                s3.complete_multipart_upload, **where, MultipartUpload=parts, MpuObjectSize=wrong
+            )
+    await call(s3.complete_multipart_upload, **where, MultipartUpload=parts, MpuObjectSize=3)
+    assert (await get(s3, "a"))[1] == b"123"
+
+
 # Tags
 
 

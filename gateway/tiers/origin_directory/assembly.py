@@ -59,6 +59,7 @@ def assemble(
     *,
     expected: Mapping[str, str],
     expected_type: ChecksumType | None,
+    expected_size_bytes: int | None = None,
 ) -> Assembly:
     """What the wanted parts make. Pure. InvalidPartOrder, InvalidPart, EntityTooSmall, BadDigest,
     InvalidRequest."""
@@ -77,6 +78,12 @@ def assemble(
                     "ETag": part.entry.etag,
                 }
             )
+    size_bytes = sum(part.entry.size_bytes for part in parts)
+    if expected_size_bytes not in (None, size_bytes):
+        raise InvalidRequest(
+            f"The x-amz-mp-object-size header says {expected_size_bytes} bytes, but the parts have "
+            f"{size_bytes}."
+        )
     algorithm = upload.checksum_algorithm
     if expected_type is not None and expected_type != upload.checksum_type:
         raise InvalidRequest(

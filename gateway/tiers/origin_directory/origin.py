@@ -282,10 +282,17 @@ class DirectoryOrigin:
         *,
         checksums: Mapping[str, str],
         checksum_type: ChecksumType | None,
-        headers: Mapping[str, str],  # noqa: ARG002 - none means anything to a directory
+        headers: Mapping[str, str],
     ) -> PutResult:
+        size = headers.get("x-amz-mp-object-size")
         return await self._writing.complete(
-            ref, upload_id, parts, conditions, checksums=checksums, checksum_type=checksum_type
+            ref,
+            upload_id,
+            parts,
+            conditions,
+            checksums=checksums,
+            checksum_type=checksum_type,
+            size_bytes=None if size is None else int(size),
         )
 
     async def abort_upload(self, ref: ObjectRef, upload_id: str) -> None:

@@ -214,8 +214,10 @@ class Writing:
         *,
         checksums: Mapping[str, str],
         checksum_type: ChecksumType | None,
+        size_bytes: int | None,
     ) -> PutResult:
-        """As `Origin.complete_upload`."""
+        """As `Origin.complete_upload`; `size_bytes` is what the whole must have, if that is known
+        to the client."""
         names = names_of(ref.key)
 
         def work() -> PutResult:
@@ -231,6 +233,7 @@ class Writing:
                         parts,
                         expected=checksums,
                         expected_type=checksum_type,
+                        expected_size_bytes=size_bytes,
                     )
                     check_conditions(bucket, names, conditions)
                     uploads.join(folder, assembly, draft)
