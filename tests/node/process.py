@@ -15,6 +15,9 @@ import tomli_w
 from botocore.config import Config
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.origins import ACCESS_KEY as ORIGIN_ACCESS_KEY
+from tests.origins import SECRET_KEY as ORIGIN_SECRET_KEY
+
 ACCESS_KEY = "demo"
 SECRET_KEY = "correct-horse-battery-staple"
 ADMIN_TOKEN = "let-the-operator-in"
@@ -143,3 +146,16 @@ def _merge(base: dict[str, Any], over: dict[str, Any]) -> None:
             _merge(base[key], value)
         else:
             base[key] = value
+
+
+def s3_origin_settings(url: str, folder: Path) -> dict[str, Any]:
+    """An `[origins.*]` table for the S3 service of tests/origins.py at `url`."""
+    secret = folder / "origin-secret"
+    secret.write_text(ORIGIN_SECRET_KEY.reveal())
+    return {
+        "type": "s3",
+        "endpoint_url": url,
+        "access_key": ORIGIN_ACCESS_KEY,
+        "secret_key_file": str(secret),
+        "addressing": "path",
+    }

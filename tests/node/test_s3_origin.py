@@ -1,5 +1,6 @@
 """A node before a real S3 service (moto), with a proxy between that fails on demand."""
 
+import contextlib
 import random
 import time
 from collections.abc import Callable, Iterator
@@ -9,10 +10,10 @@ from typing import Any
 
 import boto3
 import pytest
-from botocore.exceptions import ClientError
+from botocore.exceptions import BotoCoreError, ClientError
 
 from tests.faulty import Fault, FlakyOrigin, flaky_origin
-from tests.node.process import GatewayProcess
+from tests.node.process import GatewayProcess, s3_origin_settings
 from tests.origins import ACCESS_KEY, SECRET_KEY, moto_server
 
 MakeNode = Callable[..., GatewayProcess]
@@ -28,36 +29,37 @@ def origin(tmp_path: Path) -> Iterator[FlakyOrigin]:
 @pytest.fixture
 def behind(origin: FlakyOrigin) -> Any:
     """A client of the origin itself: it writes past the node."""
+    return _client_of(origin, region="us-east-1")
+
+
+def _client_of(origin: FlakyOrigin, region: str) -> Any:
     return boto3.client(
         "s3",
         endpoint_url=origin.url,
         aws_access_key_id=ACCESS_KEY,
         aws_secret_access_key=SECRET_KEY.reveal(),
-        region_name="us-east-1",
+        region_name=region,
     )
 
 
 @pytest.fixture
-def node(make_node: MakeNode, origin: FlakyOrigin, tmp_path: Path) -> GatewayProcess:
-    secret = tmp_path / "origin-secret"
-    secret.write_text(SECRET_KEY.reveal())
-    return make_node(
-        {
-            "origins": {
-                "cloud": {
-                    "type": "s3",
-                    "endpoint_url": origin.url,
-                    "access_key": ACCESS_KEY,
-                    "secret_key_file": str(secret),
-                    "addressing": "path",
-                    "connect_timeout_seconds": 2,
-                    "read_timeout_seconds": 2,
-                    "attempts": 2,
-                }
-            },
-            "buckets": {"train": {"freshness_seconds": 3600}},
-        }
-    )
+def s3_node(
+    make_node: MakeNode, origin: FlakyOrigin, tmp_path: Path
+) -> Callable[..., GatewayProcess]:
+    """`s3_node({…}, …)` starts a node with these settings of the bucket and of the origin."""
+
+    def make(bucket: dict[str, Any], **origin_settings: Any) -> GatewayProcess:
+        cloud = s3_origin_settings(origin.url, tmp_path)
+        cloud |= {"connect_timeout_seconds": 2, "read_timeout_seconds": 2, "attempts": 2}
+        cloud |= origin_settings
+        return make_node({"origins": {"cloud": cloud}, "buckets": {"train": bucket}})
+
+    return make
+
+
+@pytest.fixture
+def node(s3_node: Callable[..., GatewayProcess]) -> GatewayProcess:
+    return s3_node({"freshness_seconds": 3600})
 
 
 def _get(node: GatewayProcess, key: str, **how: Any) -> bytes:
@@ -203,25 +205,28 @@ def test_ssec_objects_pass_through_and_are_never_kept(node: GatewayProcess, behi
     assert node.counter("feedrack_cache_bytes") == before
 
 
-def test_a_write_past_the_node_is_noticed_when_freshness_ends(
-    make_node: MakeNode, origin: FlakyOrigin, behind: Any, tmp_path: Path
+def test_bytes_reach_the_client_before_the_origin_has_sent_the_chunk(
+    s3_node: Callable[..., GatewayProcess], origin: FlakyOrigin, behind: Any
 ) -> None:
-    secret = tmp_path / "secret"
-    secret.write_text(SECRET_KEY.reveal())
-    node = make_node(
-        {
-            "origins": {
-                "cloud": {
-                    "type": "s3",
-                    "endpoint_url": origin.url,
-                    "access_key": ACCESS_KEY,
-                    "secret_key_file": str(secret),
-                    "addressing": "path",
-                }
-            },
-            "buckets": {"train": {"freshness_seconds": 0}},
-        }
-    )
+    node = s3_node({}, read_timeout_seconds=30)
+    body = LARGE[:900_000]
+    behind.create_bucket(Bucket="train")
+    behind.put_object(Bucket="train", Key="k", Body=body)
+    origin.seen.requests.clear()
+    origin.fail(Fault("stall", "GetObject", after_bytes=200_000))
+    stream = node.client().get_object(Bucket="train", Key="k")["Body"]
+    first = stream.read(50_000)
+    # One request, and it still stalls: nothing of this came by another.
+    assert origin.seen.requests["GetObject"] == 1
+    assert first == body[:50_000]
+    origin.heal()
+    assert first + stream.read() == body
+
+
+def test_freshness_0_notices_each_write_past_the_node(
+    s3_node: Callable[..., GatewayProcess], behind: Any
+) -> None:
+    node = s3_node({"freshness_seconds": 0})
     behind.create_bucket(Bucket="train")
     for body in (b"one", b"two", LARGE):
         behind.put_object(Bucket="train", Key="k", Body=body)
@@ -229,3 +234,40 @@ def test_a_write_past_the_node_is_noticed_when_freshness_ends(
     behind.delete_object(Bucket="train", Key="k")
     with pytest.raises(ClientError, match="NoSuchKey"):
         _get(node, "k")
+
+
+def test_a_write_past_the_node_is_noticed_when_freshness_ends_and_never_mixed_with_the_old(
+    s3_node: Callable[..., GatewayProcess], behind: Any
+) -> None:
+    node = s3_node({"freshness_seconds": 1})
+    behind.create_bucket(Bucket="train")
+    old, new = LARGE, LARGE[::-1]
+    behind.put_object(Bucket="train", Key="k", Body=old)
+    # Two chunks of six: an answer that mixes would take them from here.
+    assert _get(node, "k", Range="bytes=1048576-3145727") == old[1048576:3145728]
+    behind.put_object(Bucket="train", Key="k", Body=new)
+    deadline = time.monotonic() + 30
+    found = old
+    while found != new:
+        assert time.monotonic() < deadline, "the new body never came"
+        # The old version's other chunks are gone from the origin: an answer may break off.
+        with contextlib.suppress(BotoCoreError):
+            found = _get(node, "k")
+            assert found in (old, new)
+    assert _get(node, "k", Range="bytes=1048576-3145727") == new[1048576:3145728]
+
+
+def test_creating_an_owned_bucket_again_succeeds_where_the_origin_says_409(
+    s3_node: Callable[..., GatewayProcess], origin: FlakyOrigin
+) -> None:
+    origin_client = _client_of(origin, region="eu-west-1")
+    where = {"LocationConstraint": "eu-west-1"}
+    origin_client.create_bucket(Bucket="train", CreateBucketConfiguration=where)
+    # This region's S3 refuses what us-east-1 lets pass.
+    with pytest.raises(ClientError, match="BucketAlreadyOwnedByYou"):
+        origin_client.create_bucket(Bucket="train", CreateBucketConfiguration=where)
+    client = s3_node({}, region="eu-west-1").client()
+    for _ in range(2):
+        client.create_bucket(Bucket="train")
+    client.put_object(Bucket="train", Key="k", Body=b"x")
+    assert origin_client.get_object(Bucket="train", Key="k")["Body"].read() == b"x"
