@@ -83,7 +83,7 @@ class DemoNode:
         deadline = time.monotonic() + _START_SECONDS
         while True:
             said = re.search(
-                r'"s3": "(?P<s3>[^"]+)", "admin": "(?P<admin>[^"]+)"', self.log.read_text()
+                r'"s3":"(?P<s3>[^"]+)","admin":"(?P<admin>[^"]+)"', self.log.read_text()
             )
             if said is not None:
                 break

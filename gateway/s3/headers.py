@@ -8,6 +8,7 @@ import re
 from base64 import b64encode
 from collections.abc import Mapping
 from email.utils import formatdate
+from functools import lru_cache
 
 from msgspec.structs import replace
 
@@ -260,7 +261,12 @@ def response_overrides(query: Mapping[str, str]) -> dict[str, str]:
 
 def http_date(milliseconds: int) -> str:
     """RFC 9110 date of a time in milliseconds since the epoch."""
-    return formatdate(milliseconds // 1000, usegmt=True)
+    return _http_date(milliseconds // 1000)
+
+
+@lru_cache(4096)
+def _http_date(seconds: int) -> str:
+    return formatdate(seconds, usegmt=True)
 
 
 def _check_metadata_size(headers: dict[str, str]) -> None:

@@ -24,6 +24,8 @@ from gateway.tiers.protocol import OpenedObject, Origin, SpanReader, TierName
 
 _ATTEMPTS = 4
 _BACKOFF_SECONDS = 0.1
+# Whole small objects that the disk has not taken yet; beyond, no other begins to come in.
+_MAX_UNKEPT_BYTES = 32 * 1024**2
 
 log = structlog.get_logger()
 
@@ -36,7 +38,7 @@ class Fill:
         self.received_bytes = 0
         self.done = False
         self.error: Exception | None = None
-        self.memory: bytearray | None = None
+        self.memory: bytearray | bytes | None = None
         self.writer: SpanWriter | None = None
         self._waiting: list[asyncio.Future[None]] = []
 
@@ -125,6 +127,8 @@ class Filler:
         self._jitter = jitter
         self._fills: dict[tuple[bytes, int], Fill] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self._unkept_bytes = 0
+        self._kept = asyncio.Event()
 
     def find(self, span: Span) -> SpanReader | None:
         """A reader that follows the span's fill, if one is under way."""
@@ -193,10 +197,15 @@ class Filler:
         span = fill.span
         try:
             if span.version.size_bytes <= self._small_bytes:
+                # A reader has its bytes before the disk does: without this, clients that read fast
+                # would leave ever more objects waiting for a disk that writes slowly.
+                while self._unkept_bytes >= _MAX_UNKEPT_BYTES:
+                    self._kept.clear()
+                    await self._kept.wait()
                 fill.memory = bytearray()
             else:
                 fill.writer = await self._disk.begin(span.size_bytes)
-        except FeedrackError:
+        except BaseException:
             if opened is not None:
                 await opened.close()
             raise
@@ -235,7 +244,7 @@ class Filler:
             return
         async for block in opened.blocks():
             piece = memoryview(block)[: size - fill.received_bytes]
-            if fill.memory is not None:
+            if isinstance(fill.memory, bytearray):
                 fill.memory += piece
             else:
                 assert fill.writer is not None  # noqa: S101 - one of the two is set
@@ -250,8 +259,13 @@ class Filler:
             await fill.writer.commit(fill.span)
             return
         assert fill.memory is not None  # noqa: S101 - one of the two is set
+        data = fill.memory = bytes(fill.memory)
+        self._unkept_bytes += len(data)
         try:
-            await self._disk.keep(fill.span, bytes(fill.memory))
+            await self._disk.keep(fill.span, data)
         except (TierFull, TierUnavailable):
             # Its followers are served from memory; the disk has counted what it did not keep.
             log.debug("small object not kept", key=fill.span.version.ref.key)
+        finally:
+            self._unkept_bytes -= len(data)
+            self._kept.set()

@@ -85,7 +85,7 @@ class GatewayProcess:
                 env={**os.environ, **self.environ},
             )
         deadline = time.monotonic() + _START_SECONDS
-        pattern = re.compile(rb'"s3": "(?P<s3>[^"]+)", "admin": "(?P<admin>[^"]+)"')
+        pattern = re.compile(rb'"s3":"(?P<s3>[^"]+)","admin":"(?P<admin>[^"]+)"')
         while True:
             said = pattern.search(self.log.read_bytes()[seen:])
             if said is not None:

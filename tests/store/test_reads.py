@@ -38,6 +38,8 @@ async def test_a_cold_object_comes_from_the_origin_once_and_then_from_disk(
     await first.close()
     assert first.tier == "origin"
     assert bench.origin.read_bytes == len(body)
+    while bench.service.fills():
+        await asyncio.sleep(0.001)
     again = await bench.service.get("train", "k")
     assert b"".join([bytes(b) async for b in again.blocks()]) == body
     await again.close()
