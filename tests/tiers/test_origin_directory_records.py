@@ -1,8 +1,10 @@
 """What is kept of an object is bound to its file and comes back as it was said."""
 
 import os
+from email.utils import formatdate
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -23,6 +25,7 @@ from gateway.tiers.origin_directory.records import (
     Records,
     check_tags,
     describe,
+    modified_ms,
     parse_tagging,
     part_of,
     runs_of,
@@ -171,3 +174,17 @@ def test_parts_are_found_in_their_runs(sizes: list[int]) -> None:
         start += size
     assert part_of(record, sum(sizes), 0) is None
     assert part_of(record, sum(sizes), len(sizes) + 1) is None
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said_ms"),
+    [(-(10**13), 0), (-1, 0), (0, 0), (10**9, 10**12), (10**13, 253_402_300_799_999)],
+)
+def test_any_time_a_file_system_tells_can_be_said_and_kept(seconds: int, said_ms: int) -> None:
+    # Not every file system would take such a time, so none is asked.
+    status = os.stat_result((0o100644, 1, 1, 1, 0, 0, 5, 0, 0, 0), {"st_mtime_ns": seconds * 10**9})
+    assert modified_ms(status) == said_ms
+    assert formatdate(said_ms // 1000, usegmt=True).endswith("GMT")
+    identity = Identity.of(status)
+    kept = msgspec.msgpack.decode(msgspec.msgpack.encode(identity), type=Identity)
+    assert kept == identity

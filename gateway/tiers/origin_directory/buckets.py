@@ -12,7 +12,7 @@ from gateway.tiers.origin_directory.folders import ABSENT, Folder
 from gateway.tiers.origin_directory.listing import is_empty
 from gateway.tiers.origin_directory.objects import Bucket
 from gateway.tiers.origin_directory.paths import STATE_NAME, check_new_bucket, is_bucket
-from gateway.tiers.origin_directory.records import check_tags
+from gateway.tiers.origin_directory.records import check_tags, modified_ms
 from gateway.tiers.origin_directory.scratch import write_whole
 
 _NOTE_NAME = "bucket"
@@ -37,7 +37,7 @@ def list_buckets(backend: Backend) -> list[BucketEntry]:
                 continue
             try:
                 with root.enter(name) as folder:
-                    made_ms = folder.status().st_mtime_ns // 1_000_000
+                    made_ms = modified_ms(folder.status())
                     created_ms = _read(folder).created_ms
             except ABSENT:
                 continue

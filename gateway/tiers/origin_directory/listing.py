@@ -10,7 +10,7 @@ from gateway.model.objects import ListPage, ObjectEntry, VersionEntry, VersionPa
 from gateway.tiers.origin_directory.folders import ABSENT, Folder
 from gateway.tiers.origin_directory.objects import Bucket, Names, find
 from gateway.tiers.origin_directory.paths import OBJECT_NAME, names_of
-from gateway.tiers.origin_directory.records import Identity, etag_of
+from gateway.tiers.origin_directory.records import Identity, etag_of, modified_ms
 from gateway.tiers.origin_directory.walk import Scans, Walk
 
 NULL_VERSION: Literal["null"] = "null"
@@ -153,7 +153,7 @@ class _Entries:
             key=key,
             etag=etag_of(Identity.of(status), record),
             size_bytes=status.st_size,
-            last_modified_ms=max(0, status.st_mtime_ns // 1_000_000),
+            last_modified_ms=modified_ms(status),
             storage_class=storage_class or "STANDARD",
             checksum_algorithms=tuple(record.checksums) if record is not None else (),
             checksum_type=record.checksum_type if record is not None else None,

@@ -40,6 +40,10 @@ TAG_LIMIT = 10
 _RACY_NS = 2_000_000_000
 _CLOCK_AHEAD_NS = 3600 * 1_000_000_000
 
+# What a date can say, and a record keep: file systems with times of 64 bits hold any nonsense.
+_LATEST_MS = 253_402_300_799_999
+_LATEST_NS = 2**63 - 1
+
 _NO_ATTRIBUTES = {errno.ENOTSUP, errno.ENOSPC, errno.E2BIG, errno.ERANGE, errno.EDQUOT}
 _NO_ATTRIBUTES |= {errno.EPERM, errno.EACCES, errno.EINVAL, errno.ENOSYS}
 _KEPT_HEADERS = frozenset(
@@ -56,6 +60,11 @@ _KEPT_HEADERS = frozenset(
 )
 
 
+def modified_ms(status: os.stat_result) -> int:
+    """When a file was modified, in milliseconds, from 1970 to the end of 9999."""
+    return max(0, min(status.st_mtime_ns // 1_000_000, _LATEST_MS))
+
+
 class Identity(Struct, frozen=True, array_like=True):
     """Which file with which content: what a record is bound to."""
 
@@ -65,7 +74,8 @@ class Identity(Struct, frozen=True, array_like=True):
 
     @classmethod
     def of(cls, status: os.stat_result) -> "Identity":
-        return cls(status.st_ino, status.st_size, status.st_mtime_ns)
+        mtime_ns = max(-_LATEST_NS, min(status.st_mtime_ns, _LATEST_NS))
+        return cls(status.st_ino, status.st_size, mtime_ns)
 
     @property
     def name(self) -> str:
@@ -175,7 +185,7 @@ def info_of(key: str, status: os.stat_result, record: Record | None, now_ns: int
     return ObjectInfo(
         etag=etag_of(identity, record),
         size_bytes=status.st_size,
-        last_modified_ms=max(0, status.st_mtime_ns // 1_000_000),
+        last_modified_ms=modified_ms(status),
         headers=headers,
         checksums=record.checksums if record is not None else {},
         checksum_type=record.checksum_type if record is not None else None,

@@ -29,7 +29,7 @@ from gateway.tiers.origin_directory.folders import ABSENT, Folder
 from gateway.tiers.origin_directory.listing import common_prefix, fold
 from gateway.tiers.origin_directory.objects import Bucket
 from gateway.tiers.origin_directory.paths import STATE_NAME
-from gateway.tiers.origin_directory.records import Description
+from gateway.tiers.origin_directory.records import Description, modified_ms
 from gateway.tiers.origin_directory.scratch import DRAFTS, draft_name, write_whole
 
 # Long enough for another host to be done with beginning or ending it.
@@ -136,7 +136,7 @@ def parts_of(folder: Folder) -> dict[int, Part]:
             number=int(match[1]),
             etag=match[2],
             size_bytes=status.st_size,
-            last_modified_ms=max(0, status.st_mtime_ns // 1_000_000),
+            last_modified_ms=modified_ms(status),
             checksums={
                 algorithm: checksums.encode(urlsafe_b64decode(value)) for algorithm, value in pairs
             },

@@ -42,6 +42,7 @@ from gateway.tiers.origin_directory.records import (
     Record,
     describe,
     info_of,
+    modified_ms,
     parse_tagging,
     runs_of,
 )
@@ -199,7 +200,7 @@ class Writing:
                     status = uploads.keep_part(bucket, target.key, upload_id, number, draft, sums)
                 return PutResult(
                     etag=draft.etag,
-                    last_modified_ms=max(0, status.st_mtime_ns // 1_000_000),
+                    last_modified_ms=modified_ms(status),
                     checksums=sums,
                 )
 
