@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.node.process import GatewayProcess
+from tests.node.process import GatewayProcess, s3_origin_settings
+from tests.origins import MotoServer, moto_server
 
 MakeNode = Callable[..., GatewayProcess]
 
@@ -33,6 +34,24 @@ def make_node(tmp_path: Path) -> Iterator[MakeNode]:
 def node(make_node: MakeNode) -> GatewayProcess:
     """A node over an empty directory."""
     return make_node()
+
+
+@pytest.fixture(scope="module")
+def moto(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MotoServer]:
+    """One S3 service for a module: its tests share no bucket."""
+    with moto_server(tmp_path_factory.mktemp("moto")) as server:
+        yield server
+
+
+@pytest.fixture(params=["directory", "s3"])
+def node_of_each_origin(
+    request: pytest.FixtureRequest, make_node: MakeNode, tmp_path: Path
+) -> GatewayProcess:
+    """A node over an empty directory, and one before an S3 service."""
+    if request.param == "directory":
+        return make_node()
+    url = request.getfixturevalue("moto").url
+    return make_node({"origins": {"cloud": s3_origin_settings(url, tmp_path)}})
 
 
 @pytest.fixture

@@ -1,17 +1,24 @@
-"""Unmodified clients against a node: each does the round trip its users do."""
+"""Unmodified clients against a node before each origin: the round trips that users make."""
 
 import asyncio
 import filecmp
 import os
 import random
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import s3fs
+import trustme
 from aiobotocore.session import get_session
 
 from tests.node.process import ACCESS_KEY, SECRET_KEY, GatewayProcess
+
+
+@pytest.fixture
+def node(node_of_each_origin: GatewayProcess) -> GatewayProcess:
+    return node_of_each_origin
 
 
 @pytest.fixture
@@ -69,6 +76,27 @@ def test_the_aws_cli_syncs_a_tree_there_and_back(
     _run(node, aws, "s3", "mv", "s3://cli/x/big.bin", "s3://cli/moved.bin")
     _run(node, aws, "s3", "rm", "--recursive", "--quiet", "s3://cli")
     _run(node, aws, "s3", "rb", "s3://cli")
+
+
+def test_the_aws_cli_copies_there_and_back_over_tls(
+    make_node: Callable[..., GatewayProcess], tree: Path, tmp_path: Path, aws: str
+) -> None:
+    authority = trustme.CA()
+    cert = authority.issue_cert("127.0.0.1")
+    authority.cert_pem.write_to_path(tmp_path / "ca.pem")
+    cert.cert_chain_pems[0].write_to_path(tmp_path / "cert.pem")
+    cert.private_key_pem.write_to_path(tmp_path / "key.pem")
+    files = {
+        "tls_cert_file": str(tmp_path / "cert.pem"),
+        "tls_key_file": str(tmp_path / "key.pem"),
+    }
+    node = make_node({"s3": files})
+    assert node.endpoint_url.startswith("https://")
+    trusting = (aws, "--ca-bundle", str(tmp_path / "ca.pem"), "s3")
+    _run(node, *trusting, "mb", "s3://tls")
+    _run(node, *trusting, "cp", "--quiet", str(tree / "big.bin"), "s3://tls/big")
+    _run(node, *trusting, "cp", "--quiet", "s3://tls/big", str(tmp_path / "back.bin"))
+    assert filecmp.cmp(tree / "big.bin", tmp_path / "back.bin", shallow=False)
 
 
 def test_rclone_copies_checks_and_deletes_a_tree(

@@ -1,6 +1,7 @@
 """A node's life: it starts, says so, keeps warm over restarts, drains, serves TLS."""
 
 import json
+import random
 import threading
 import time
 import urllib.error
@@ -8,6 +9,7 @@ import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
 import boto3
 import pytest
@@ -17,8 +19,10 @@ from botocore.config import Config
 from tests.node.process import ACCESS_KEY, ADMIN_TOKEN, SECRET_KEY, GatewayProcess
 
 
-def _ask(node: GatewayProcess, path: str, token: str | None = ADMIN_TOKEN) -> tuple[int, Any]:
-    request = urllib.request.Request(f"{node.admin_url}{path}")
+def _ask(
+    node: GatewayProcess, path: str, token: str | None = ADMIN_TOKEN, method: str = "GET"
+) -> tuple[int, Any]:
+    request = urllib.request.Request(f"{node.admin_url}{path}", method=method)
     if token is not None:
         request.add_header("Authorization", f"Bearer {token}")
     try:
@@ -127,6 +131,27 @@ def test_sigterm_finishes_the_request_in_flight_and_exits_0(node: GatewayProcess
     assert statuses == [0]
 
 
+def test_the_drain_call_makes_the_node_unready_finishes_what_is_in_flight_and_exits_0(
+    node: GatewayProcess,
+) -> None:
+    client = node.client()
+    client.create_bucket(Bucket="drain")
+    body = random.Random(3).randbytes(30_000_000)
+    client.put_object(Bucket="drain", Key="k", Body=body)
+    stream = client.get_object(Bucket="drain", Key="k")["Body"]
+    first = stream.read(100_000)
+    assert _ask(node, "/readyz", None)[0] == 200
+    assert _ask(node, "/v1/drain", None, "POST")[0] == 401
+    assert _ask(node, "/v1/drain", method="POST") == (202, {"status": "draining"})
+    _until(lambda: _ask(node, "/readyz", None)[0] != 200)
+    status, readiness = _ask(node, "/readyz", None)
+    assert (status, readiness["ready"], readiness["state"]) == (503, False, "draining")
+    assert _ask(node, "/healthz", None)[0] == 200
+    assert first + stream.read() == body
+    assert node.process is not None
+    assert node.process.wait(timeout=60) == 0
+
+
 def test_tls_is_served_and_boto3_sends_its_trailers_over_it(
     make_node: Callable[..., GatewayProcess], tmp_path: Path
 ) -> None:
@@ -176,10 +201,11 @@ def test_a_second_node_on_the_same_cache_folder_refuses_to_start(
 
 
 def test_one_line_is_logged_for_each_request_and_no_secret_in_any(node: GatewayProcess) -> None:
-    client = node.client()
+    client = node.client(signature_version="s3v4")
     client.create_bucket(Bucket="logs")
     url = client.generate_presigned_url("get_object", Params={"Bucket": "logs", "Key": "nope"})
-    with pytest.raises(urllib.error.HTTPError):
+    signature = parse_qs(urlsplit(url).query)["X-Amz-Signature"][0]
+    with pytest.raises(urllib.error.HTTPError, match="404"):
         urllib.request.urlopen(url, timeout=10)
     node.stop()
     text = node.log.read_text()
@@ -187,5 +213,6 @@ def test_one_line_is_logged_for_each_request_and_no_secret_in_any(node: GatewayP
     requests = [line for line in lines if line["event"] == "request"]
     assert [line["operation"] for line in requests] == ["CreateBucket", "GetObject"]
     assert SECRET_KEY not in text
+    assert signature not in text
     assert "X-Amz-Signature" not in text
     assert "Signature=" not in text
