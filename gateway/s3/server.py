@@ -250,8 +250,8 @@ class _HttpExchange:
     async def proceed(self) -> None:
         if self._expects:
             self._expects = False
-            if self._request.content.is_eof():
-                return
+            # An empty body too: the AWS CLI 1, told 200 before 100, misreads the connection's next
+            # answer and waits for it until its timeout.
             try:
                 await self._request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
             except ConnectionError as error:
@@ -324,11 +324,11 @@ class _HttpExchange:
         """Whether the connection is of no use after this answer."""
         if self._server.draining:
             return True
-        if self._request.content.is_eof():
-            return False
         if self._expects:
             # The client was not told to send its body; whether it does is not to be known.
             self._connection.hurry()
             return True
+        if self._request.content.is_eof():
+            return False
         length = self._request.content_length
         return self._waiting or length is None or length - self.received_bytes > _DRAINED_BYTES

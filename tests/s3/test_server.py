@@ -37,6 +37,21 @@ async def test_a_body_is_asked_for_only_after_the_signature_is_found_good(node: 
     assert (await wire.reply()).body == b"hello"
 
 
+async def test_an_empty_body_is_asked_for_as_well(node: Running) -> None:
+    wire = await node.connect()
+    await wire.send(node.signed("PUT", "/train/a", {"Expect": "100-continue"}, b""))
+    assert (await wire.reply()).status == 100
+    assert (await wire.reply()).status == 200
+
+
+async def test_a_refused_empty_body_ends_the_connection(node: Running) -> None:
+    wire = await node.connect()
+    headers = {"Expect": "100-continue"}
+    await wire.send(node.signed("PUT", "/train/a", headers, b"", secret="wrong"))
+    assert (await wire.reply()).status == 403
+    assert await wire.ended()
+
+
 async def test_a_body_with_a_bad_signature_is_never_asked_for(node: Running) -> None:
     wire = await node.connect()
     headers = {"Expect": "100-continue"}
