@@ -126,7 +126,7 @@ class Authenticator:
         """The identity that signed `head`; a request without any signature is anonymous.
 
         Raises the S3Error that AWS answers: AccessDenied, AuthorizationHeaderMalformed,
-        AuthorizationQueryParametersError, InvalidAccessKeyId, InvalidArgument, InvalidRequest,
+        AuthorizationQueryParametersError, InvalidAccessKeyId, InvalidArgument, InvalidRequest, NotImplemented,
         InvalidToken, RequestTimeTooSkewed, SignatureDoesNotMatch.
         """
         headers = merged(head.headers)

@@ -12,9 +12,9 @@ from gateway.errors import (
     AuthorizationHeaderMalformed,
     AuthorizationQueryParametersError,
     InvalidArgument,
-    InvalidRequest,
     S3Error,
 )
+from gateway.errors import NotImplemented as NotImplementedS3
 
 _PARTS = frozenset({"Credential", "SignedHeaders", "Signature"})
 _TIMESTAMP = re.compile(r"[0-9]{8}T[0-9]{6}Z")
@@ -158,8 +158,8 @@ def no_date() -> AccessDenied:
     return AccessDenied("AWS authentication requires a valid Date or x-amz-date header")
 
 
-def unsupported() -> InvalidRequest:
-    return InvalidRequest(
+def unsupported() -> NotImplementedS3:
+    return NotImplementedS3(
         "The authorization mechanism you have provided is not supported. Please use "
         "AWS4-HMAC-SHA256."
     )

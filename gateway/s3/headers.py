@@ -14,7 +14,6 @@ from msgspec.structs import replace
 
 from gateway.auth.request import RequestHead
 from gateway.errors import (
-    AccessControlListNotSupported,
     InvalidArgument,
     InvalidRequest,
     InvalidStorageClass,
@@ -59,6 +58,7 @@ _STORAGE_CLASSES = frozenset(
     )
 )
 _PRIVATE_ACLS = frozenset(("private", "bucket-owner-full-control", "bucket-owner-read"))
+_NO_ACLS = "ACLs other than private are not implemented; tenants' policies say who may do what."
 _CONDITIONS = ("if-match", "if-none-match", "if-modified-since", "if-unmodified-since")
 # Conditions and the like that S3 heeds in directory buckets only; to ignore one could cost data.
 _EXPRESS_ONLY = (
@@ -113,7 +113,7 @@ def with_hoisted(head: RequestHead) -> RequestHead:
 def object_headers(head: RequestHead) -> dict[str, str]:
     """The headers to keep with a new object.
 
-    MetadataTooLarge, InvalidStorageClass, InvalidTag and AccessControlListNotSupported where one
+    MetadataTooLarge, InvalidStorageClass, InvalidTag and NotImplemented (for an ACL) where one
     of them is not to be had.
     """
     check_acl(head)
@@ -147,12 +147,12 @@ def check_directory(headers: Mapping[str, str]) -> None:
 
 
 def check_acl(head: RequestHead) -> None:
-    """AccessControlListNotSupported for anything but a private ACL."""
+    """NotImplemented for anything but a private ACL: policies say who may do what."""
     if any(name.startswith("x-amz-grant-") for name, _ in head.headers):
-        raise AccessControlListNotSupported
+        raise NotImplementedS3(_NO_ACLS)
     acl = head.header("x-amz-acl")
     if acl is not None and acl not in _PRIVATE_ACLS:
-        raise AccessControlListNotSupported
+        raise NotImplementedS3(_NO_ACLS)
 
 
 def has_customer_key(head: RequestHead) -> bool:

@@ -6,7 +6,6 @@ from hypothesis import strategies as st
 
 from gateway.auth.request import RequestHead
 from gateway.errors import (
-    AccessControlListNotSupported,
     InvalidArgument,
     InvalidRequest,
     InvalidStorageClass,
@@ -104,7 +103,7 @@ def test_a_private_acl_is_taken(acl: str) -> None:
     "header", [("x-amz-acl", "public-read"), ("x-amz-acl", ""), ("x-amz-grant-read", "id=x")]
 )
 def test_any_other_acl_is_not_supported(header: tuple[str, str]) -> None:
-    with pytest.raises(AccessControlListNotSupported):
+    with pytest.raises(NotImplementedS3):
         object_headers(head(header))
 
 
