@@ -126,8 +126,8 @@ class Authenticator:
         """The identity that signed `head`; a request without any signature is anonymous.
 
         Raises the S3Error that AWS answers: AccessDenied, AuthorizationHeaderMalformed,
-        AuthorizationQueryParametersError, InvalidAccessKeyId, InvalidArgument, InvalidRequest, NotImplemented,
-        InvalidToken, RequestTimeTooSkewed, SignatureDoesNotMatch.
+        AuthorizationQueryParametersError, InvalidAccessKeyId, InvalidArgument, InvalidRequest,
+        InvalidToken, RequestTimeTooSkewed, SignatureDoesNotMatch; NotImplemented to other mechanisms.
         """
         headers = merged(head.headers)
         pairs = canonical_pairs(head.query) if head.query else []
