@@ -127,7 +127,8 @@ class Authenticator:
 
         Raises the S3Error that AWS answers: AccessDenied, AuthorizationHeaderMalformed,
         AuthorizationQueryParametersError, InvalidAccessKeyId, InvalidArgument, InvalidRequest,
-        InvalidToken, RequestTimeTooSkewed, SignatureDoesNotMatch; NotImplemented to other mechanisms.
+        InvalidToken, RequestTimeTooSkewed, SignatureDoesNotMatch; and NotImplemented where the
+        mechanism is another.
         """
         headers = merged(head.headers)
         pairs = canonical_pairs(head.query) if head.query else []
