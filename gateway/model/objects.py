@@ -1,6 +1,7 @@
 """Objects, their versions and the pages of a listing, as plain frozen values."""
 
 from collections.abc import Mapping
+from functools import cached_property
 from hashlib import blake2b
 from typing import Literal
 
@@ -50,14 +51,15 @@ class ObjectInfo(Struct, frozen=True, kw_only=True):
     cacheable: bool = True
 
 
-class ObjectVersion(Struct, frozen=True):
+class ObjectVersion(Struct, frozen=True, dict=True):
     """Bucket + key + ETag (+ version id): immutable, the unit of truth of the cache."""
 
     ref: ObjectRef
     etag: str
     size_bytes: int
 
-    @property
+    # Every tier that a read asks wants it, for the same version: worked out once.
+    @cached_property
     def digest(self) -> bytes:
         """16 bytes that name this version on disk and in the index."""
         parts = (

@@ -3,6 +3,8 @@
 https://docs.aws.amazon.com/AmazonS3/latest/API/API_GetObject.html
 """
 
+from typing import TypedDict
+
 from gateway.errors import InvalidArgument, InvalidRequest
 from gateway.model.conditions import Conditions
 from gateway.model.ranges import RangeSpec, parse_range
@@ -18,19 +20,9 @@ _ATTRIBUTES = frozenset(("ETag", "Checksum", "ObjectParts", "StorageClass", "Obj
 
 async def get_object(call: Call) -> Answer:
     """One version's bytes, from its nearest tier."""
-    wanted, part, conditions = _wanted(call)
-    overrides = _overrides(call)
-    checksums = _checksums_asked(call)
-    read = await call.service.get(
-        call.operation.bucket,
-        call.operation.key,
-        version_id=call.operation.version_id,
-        wanted=wanted,
-        part_number=part,
-        conditions=conditions,
-        checksums=checksums,
-    )
-    answer = _answer(read, overrides, checksums=checksums)
+    asked, overrides = _asked(call)
+    read = await call.service.get(call.operation.bucket, call.operation.key, **asked)
+    answer = _answer(read, overrides, checksums=asked["checksums"])
     answer.stream = read
     answer.served = read.served
     return answer
@@ -38,20 +30,10 @@ async def get_object(call: Call) -> Answer:
 
 async def head_object(call: Call) -> Answer:
     """What GetObject would answer, without the bytes."""
-    wanted, part, conditions = _wanted(call)
-    overrides = _overrides(call)
-    checksums = _checksums_asked(call)
-    read = await call.service.head(
-        call.operation.bucket,
-        call.operation.key,
-        version_id=call.operation.version_id,
-        wanted=wanted,
-        part_number=part,
-        conditions=conditions,
-        checksums=checksums,
-    )
+    asked, overrides = _asked(call)
+    read = await call.service.head(call.operation.bucket, call.operation.key, **asked)
     await read.close()
-    return _answer(read, overrides, checksums=checksums)
+    return _answer(read, overrides, checksums=asked["checksums"])
 
 
 async def get_object_attributes(call: Call) -> Answer:
@@ -79,6 +61,30 @@ async def get_object_attributes(call: Call) -> Answer:
     if info.version_id is not None:
         headers["x-amz-version-id"] = info.version_id
     return xml_answer(render.attributes(info, wanted, part_count), headers=headers)
+
+
+class _Asked(TypedDict):
+    """What `ObjectService.get` and `head` take beside bucket and key."""
+
+    version_id: str | None
+    wanted: RangeSpec | None
+    part_number: int | None
+    conditions: Conditions
+    checksums: bool
+
+
+def _asked(call: Call) -> tuple[_Asked, dict[str, str]]:
+    """What a read asks for, and the answer headers it overrides."""
+    wanted, part, conditions = _wanted(call)
+    overrides = _overrides(call)
+    asked = _Asked(
+        version_id=call.operation.version_id,
+        wanted=wanted,
+        part_number=part,
+        conditions=conditions,
+        checksums=_checksums_asked(call),
+    )
+    return asked, overrides
 
 
 def _wanted(call: Call) -> tuple[RangeSpec | None, int | None, Conditions]:
