@@ -20,7 +20,7 @@ from gateway.model.objects import Span
 from gateway.model.ranges import ByteRange
 from gateway.telemetry.metrics import Metrics
 from gateway.tiers.disk import DiskTier, SpanWriter
-from gateway.tiers.protocol import OpenedObject, Origin, SpanReader, TierName
+from gateway.tiers.protocol import FileRegion, OpenedObject, Origin, SpanReader, TierName
 
 _ATTEMPTS = 4
 _BACKOFF_SECONDS = 0.1
@@ -104,6 +104,12 @@ class FollowingReader:
             # The file is getting its name this very moment, or the disk fails: the fill will tell.
             await fill.wait_over()
             return await self.read(offset, limit_bytes)
+
+    def read_now(self, offset: int, limit_bytes: int) -> bytes | bytearray | memoryview | None:
+        return None if self._kept is None else self._kept.read_now(offset, limit_bytes)
+
+    def region(self, offset: int, limit_bytes: int) -> FileRegion | None:
+        return None if self._kept is None else self._kept.region(offset, limit_bytes)
 
     async def close(self) -> None:
         if self._kept is not None:

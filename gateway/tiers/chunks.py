@@ -33,7 +33,7 @@ from gateway.model.objects import ObjectVersion, Span
 from gateway.telemetry.metrics import Metrics
 from gateway.tiers.eviction import Policy, Victim
 from gateway.tiers.open_files import DiskThreads, OpenFile, OpenFiles
-from gateway.tiers.protocol import TierName
+from gateway.tiers.protocol import FileRegion, TierName
 from gateway.tiers.room import Item, Room, on_disk
 
 _READ_BYTES = 1024**2
@@ -88,13 +88,28 @@ class ChunkStore:
         """Whether the chunk is here."""
         return self._record(chunk_key(span.version.digest, span.number), span) is not None
 
-    async def open(self, span: Span) -> "ChunkReader | None":
-        """A reader of the chunk, or None where it is not here."""
+    def open_now(self, span: Span) -> "ChunkReader | None":
+        """As `open`, without waiting: None also where that would be needed."""
         key = chunk_key(span.version.digest, span.number)
         record = self._record(key, span)
         if record is None:
             return None
-        self._readers[key] = self._readers.get(key, 0) + 1
+        file = self._files.cached(key)
+        if file is None:
+            return None
+        self._pin(key)
+        return self._reader(key, record, file)
+
+    async def open(self, span: Span) -> "ChunkReader | None":
+        """A reader of the chunk, or None where it is not here."""
+        reader = self.open_now(span)
+        if reader is not None:
+            return reader
+        key = chunk_key(span.version.digest, span.number)
+        record = self._record(key, span)
+        if record is None:
+            return None
+        self._pin(key)
         try:
             file = self._files.cached(key) or await self._files.acquire(key, self.path(key))
         except OSError as error:
@@ -108,11 +123,7 @@ class ChunkStore:
         except BaseException:
             self._unpin(key)
             raise
-        now = self._now()
-        if now - self._used_at.get(key, -_ONE_USE_SECONDS) >= _ONE_USE_SECONDS:
-            self._used_at[key] = now
-            self._policy.read(key)
-        return ChunkReader(self, key, record, file)
+        return self._reader(key, record, file)
 
     async def publish(self, staged: Path, span: Span, sums: list[int]) -> bool:
         """Gives a staged file the span's name; False where the span is here already (then the
@@ -175,9 +186,13 @@ class ChunkStore:
         self._files.release(file)
         self._unpin(key)
 
-    async def read(self, file: OpenFile, offset: int, size_bytes: int) -> bytearray | bytes:
-        """Bytes of a chunk's file as they are, unverified. OSError."""
-        return await self._files.read(file, offset, size_bytes)
+    def read_now(self, file: OpenFile, offset: int, size_bytes: int) -> bytearray | None:
+        """As `read`, without waiting: None where that would be needed."""
+        return self._files.read_now(file, offset, size_bytes)
+
+    async def read(self, file: OpenFile, offset: int, size_bytes: int) -> bytes:
+        """Bytes of a chunk's file as they are, unverified, read by a thread. OSError."""
+        return await self._files.read_in_thread(file, offset, size_bytes)
 
     async def settle(self) -> None:
         """Waits until what was let go of is off the disk."""
@@ -225,6 +240,16 @@ class ChunkStore:
         if self.room is not None:
             self.room.release(size_bytes)
 
+    def _reader(self, key: bytes, record: ChunkRecord, file: OpenFile) -> "ChunkReader":
+        now = self._now()
+        if now - self._used_at.get(key, -_ONE_USE_SECONDS) >= _ONE_USE_SECONDS:
+            self._used_at[key] = now
+            self._policy.read(key)
+        return ChunkReader(self, key, record, file)
+
+    def _pin(self, key: bytes) -> None:
+        self._readers[key] = self._readers.get(key, 0) + 1
+
     def _unpin(self, key: bytes) -> None:
         left = self._readers[key] - 1
         if left:
@@ -248,30 +273,58 @@ class ChunkReader:
 
     async def read(self, offset: int, limit_bytes: int) -> bytes | memoryview:
         """As `SpanReader.read`. Only the blocks touched are read; every one is verified."""
-        if self._file is None:
-            raise TierUnavailable("the reader is closed")
-        size = self._record.size_bytes
-        stop = min(offset + min(limit_bytes, _READ_BYTES), size)
-        first = offset - offset % BLOCK_BYTES
-        last = min(stop + -stop % BLOCK_BYTES, size)
-        if offset >= stop:
-            return b""
+        data = self.read_now(offset, limit_bytes)
+        if data is not None:
+            return data
+        assert self._file is not None  # noqa: S101 - `read_now` has seen to it
+        stop, first, last = self._touched(offset, limit_bytes)
         try:
             block = await self._store.read(self._file, first, last - first)
         except OSError as error:
-            self._store.corrupt(self._key, self._record, str(error))
-            raise Corrupt(f"a kept chunk cannot be read: {error}") from error
-        view = memoryview(block)
-        if len(view) != last - first or not sound(view, self._record.sums, first // BLOCK_BYTES):
-            self._store.corrupt(self._key, self._record, "checksum")
-            raise Corrupt("a kept chunk does not match its checksums")
-        return view[offset - first : stop - first]
+            raise self._unreadable(error) from error
+        return self._verified(block, first, last)[offset - first : stop - first]
+
+    def read_now(self, offset: int, limit_bytes: int) -> bytes | memoryview | None:
+        """As `SpanReader.read_now`."""
+        if self._file is None:
+            raise TierUnavailable("the reader is closed")
+        stop, first, last = self._touched(offset, limit_bytes)
+        if offset >= stop:
+            return b""
+        try:
+            block = self._store.read_now(self._file, first, last - first)
+        except OSError as error:
+            raise self._unreadable(error) from error
+        if block is None:
+            return None
+        return self._verified(block, first, last)[offset - first : stop - first]
+
+    def region(self, offset: int, limit_bytes: int) -> FileRegion | None:  # noqa: ARG002
+        """As `SpanReader.region`."""
+        return None
 
     async def close(self) -> None:
         """Lets go of what was pinned. Safe to call twice."""
         file, self._file = self._file, None
         if file is not None:
             self._store.close_reader(self._key, file)
+
+    def _touched(self, offset: int, limit_bytes: int) -> tuple[int, int, int]:
+        """Where the read ends, and the whole blocks around it."""
+        size = self._record.size_bytes
+        stop = min(offset + min(limit_bytes, _READ_BYTES), size)
+        return stop, offset - offset % BLOCK_BYTES, min(stop + -stop % BLOCK_BYTES, size)
+
+    def _verified(self, block: bytes | bytearray, first: int, last: int) -> memoryview:
+        view = memoryview(block)
+        if len(view) != last - first or not sound(view, self._record.sums, first // BLOCK_BYTES):
+            self._store.corrupt(self._key, self._record, "checksum")
+            raise Corrupt("a kept chunk does not match its checksums")
+        return view
+
+    def _unreadable(self, error: OSError) -> Corrupt:
+        self._store.corrupt(self._key, self._record, str(error))
+        return Corrupt(f"a kept chunk cannot be read: {error}")
 
 
 def chunk_path(folder: Path, key: bytes) -> Path:

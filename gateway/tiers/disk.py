@@ -104,6 +104,15 @@ class DiskTier:
         self._threads.close()
 
     # Bytes
+    def open_now(self, span: Span) -> SpanReader | None:
+        """As `open`, without waiting: None where it is not held here or would need a thread."""
+        holding = self._holding
+        if holding is None:
+            return None
+        if self._is_small(span):
+            return holding.small.open_now(span)
+        return holding.chunks.open_now(span)
+
     async def open(self, span: Span) -> SpanReader | None:
         """A reader of a small object or a chunk, or None where it is not held here."""
         holding = self._holding

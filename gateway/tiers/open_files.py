@@ -142,19 +142,31 @@ class OpenFiles:
         for name in [name for name, file in self._files.items() if file.users == 0]:
             self.drop(name)
 
+    def read_now(self, file: OpenFile, offset: int, size_bytes: int) -> bytearray | None:
+        """`size_bytes` from `offset`, where all of them are in the page cache. OSError."""
+        if not self._nowait:
+            return None
+        block = bytearray(size_bytes)
+        try:
+            if os.preadv(file.descriptor, (block,), offset, os.RWF_NOWAIT) == size_bytes:
+                return block
+        except BlockingIOError:
+            pass  # Not in the page cache.
+        except OSError as error:
+            if error.errno != errno.EOPNOTSUPP:
+                raise
+            self._nowait = False
+        return None
+
     async def read(self, file: OpenFile, offset: int, size_bytes: int) -> bytearray | bytes:
         """`size_bytes` from `offset`, fewer only at the file's end. OSError."""
-        if self._nowait:
-            block = bytearray(size_bytes)
-            try:
-                if os.preadv(file.descriptor, (block,), offset, os.RWF_NOWAIT) == size_bytes:
-                    return block
-            except BlockingIOError:
-                pass  # Not in the page cache.
-            except OSError as error:
-                if error.errno != errno.EOPNOTSUPP:
-                    raise
-                self._nowait = False
+        block = self.read_now(file, offset, size_bytes)
+        if block is not None:
+            return block
+        return await self.read_in_thread(file, offset, size_bytes)
+
+    async def read_in_thread(self, file: OpenFile, offset: int, size_bytes: int) -> bytes:
+        """As `read`, of what is known not to be in the page cache."""
         return await self.run(file, _read_fully, file.descriptor, offset, size_bytes)
 
     async def run(self, file: OpenFile, function: Callable[..., T], *arguments: object) -> T:

@@ -27,6 +27,16 @@ from gateway.model.ranges import ByteRange
 TierName = Literal["disk", "rack", "remote", "origin"]
 
 
+class FileRegion(Struct, frozen=True):
+    """Bytes of an object that lie in an open file, verified, in the page cache: send them from
+    there. Good until the reader that gave it is closed; after a longer wait ask again for what is
+    left, since pages leave the cache."""
+
+    descriptor: int
+    offset: int
+    size_bytes: int
+
+
 class SpanReader(Protocol):
     """Verified bytes of one span, from whatever tier opened it."""
 
@@ -39,6 +49,16 @@ class SpanReader(Protocol):
         Raises Corrupt, TierUnavailable, TierFull or VersionChanged; the caller goes on with the
         next tier from where it stands. Never returns b"" before the span's end.
         """
+        ...
+
+    def read_now(self, offset: int, limit_bytes: int) -> bytes | bytearray | memoryview | None:
+        """As `read`, errors included, where that needs no waiting; None where it would. What it
+        returns is the caller's to keep."""
+        ...
+
+    def region(self, offset: int, limit_bytes: int) -> FileRegion | None:
+        """Up to `limit_bytes` bytes from `offset` as they lie in a file; None where they must be
+        read."""
         ...
 
     async def close(self) -> None:

@@ -29,7 +29,7 @@ from gateway.telemetry.metrics import Metrics
 from gateway.tiers.eviction import MAX_READS, Policy
 from gateway.tiers.open_files import DiskThreads, OpenFiles
 from gateway.tiers.packed import ShardLog, shard_path
-from gateway.tiers.protocol import TierName
+from gateway.tiers.protocol import FileRegion, TierName
 from gateway.tiers.room import Item, Room
 
 _SPENT = bytes(max(0, reads - 1) for reads in range(256))
@@ -90,14 +90,35 @@ class SmallStore:
         """Shards that no longer grow."""
         return len(self._sealed)
 
-    async def open(self, span: Span) -> "SmallReader | None":
-        """A reader of the object, already read and verified; None where it is not here."""
+    def open_now(self, span: Span) -> "SmallReader | None":
+        """As `open`, without waiting: None also where that would be needed."""
         digest = span.version.digest
         member = self.log.buffered(digest)
         if member is not None:
             return SmallReader(member.data) if member.name == name_of(span.version) else None
         record = self._record(digest, span)
         if record is None:
+            return None
+        file = self._files.cached(record.shard)
+        if file is None:
+            return None
+        try:
+            data = self._files.read_now(file, record.offset, record.size_bytes)
+        except OSError as error:
+            self._corrupt(digest, record, str(error))
+            return None
+        finally:
+            self._files.release(file)
+        return None if data is None else self._verified(digest, record, data)
+
+    async def open(self, span: Span) -> "SmallReader | None":
+        """A reader of the object, already read and verified; None where it is not here."""
+        reader = self.open_now(span)
+        if reader is not None:
+            return reader
+        digest = span.version.digest
+        record = self._record(digest, span)
+        if record is None or self.log.buffered(digest) is not None:
             return None
         try:
             file = self._files.cached(record.shard) or await self._files.acquire(
@@ -110,12 +131,17 @@ class SmallStore:
             # It is here, but there is no descriptor to read it with just now.
             return None
         try:
-            data = await self._files.read(file, record.offset, record.size_bytes)
+            data = await self._files.read_in_thread(file, record.offset, record.size_bytes)
         except OSError as error:
             self._corrupt(digest, record, str(error))
             return None
         finally:
             self._files.release(file)
+        return self._verified(digest, record, data)
+
+    def _verified(
+        self, digest: bytes, record: SmallRecord, data: bytes | bytearray
+    ) -> "SmallReader | None":
         if len(data) != record.size_bytes or xxhash.xxh3_64_intdigest(data) != record.sum:
             self._corrupt(digest, record, "checksum")
             return None
@@ -276,9 +302,18 @@ class SmallReader:
 
     async def read(self, offset: int, limit_bytes: int) -> bytes | memoryview:
         """As `SpanReader.read`."""
-        if offset == 0 and limit_bytes >= len(self._data) and isinstance(self._data, bytes):
+        data = self.read_now(offset, limit_bytes)
+        return memoryview(data) if isinstance(data, bytearray) else data
+
+    def read_now(self, offset: int, limit_bytes: int) -> bytes | bytearray | memoryview:
+        """As `SpanReader.read_now`."""
+        if offset == 0 and limit_bytes >= len(self._data):
             return self._data
         return memoryview(self._data)[offset : offset + limit_bytes]
+
+    def region(self, offset: int, limit_bytes: int) -> FileRegion | None:  # noqa: ARG002
+        """As `SpanReader.region`."""
+        return None
 
     async def close(self) -> None:
         """Nothing is pinned."""
