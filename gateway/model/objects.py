@@ -76,6 +76,18 @@ class ObjectVersion(Struct, frozen=True, dict=True):
         return blake2b(lengths + b"".join(raw), digest_size=16).digest()
 
 
+class KnownObject(Struct, frozen=True):
+    """What is known of one object version, under the name its bytes have in every tier."""
+
+    version: ObjectVersion
+    info: ObjectInfo
+
+
+def known_object(ref: ObjectRef, info: ObjectInfo) -> KnownObject:
+    """`info` with the name of the version it tells of."""
+    return KnownObject(ObjectVersion(ref, info.etag, info.size_bytes), info)
+
+
 class Span(Struct, frozen=True):
     """One chunk of one object version: bytes `start` to `stop` (exclusive) of the object.
 

@@ -7,24 +7,42 @@ breaks off, and is never completed from another version.
 
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from typing import Protocol
 
 from gateway.errors import Corrupt, TierFull, TierUnavailable, VersionChanged
 from gateway.model.objects import ObjectInfo, ObjectVersion, PartSpan, Span
 from gateway.model.ranges import ByteRange, spans
-from gateway.tiers.protocol import SpanReader, TierName
+from gateway.tiers.protocol import FileRegion, HeldReader, SpanReader, TierName
 
 _BLOCK_BYTES = 262_144
+# Of a file at a time, so that a slow client's next bytes are looked after again before they go.
+_REGION_BYTES = 2 * 1024**2
+# From which size on sending from the file costs less than reading and writing
+# (`python -m benchmarks.run --only sendfile`).
+_FILES_FROM_BYTES = 131_072
 # Failures in a row, without one byte gained, after which a read gives up.
 _PATIENCE = 3
 
-OpenSpan = Callable[[Span, bool], Awaitable[SpanReader]]
-"""Opens a span; the flag asks for the origin itself, past a disk that takes nothing in."""
+Block = bytes | bytearray | memoryview
+
+
+class SpanOpener(Protocol):
+    """Where a read's spans come from."""
+
+    def open_now(self, span: Span) -> HeldReader | None:
+        """A reader of a span that can be had without waiting."""
+        ...
+
+    def open(self, span: Span, direct: bool) -> Awaitable[SpanReader]:
+        """A reader of the span, from the nearest tier; `direct` asks for the origin itself, past
+        a disk that takes nothing in."""
+        ...
 
 
 class ReadAnswer:
     """What the object is, which of its bytes follow, and the bytes.
 
-    `tier` is where the first byte comes from. `close` must be called, whether or not `blocks` was
+    `tier` is where the first byte comes from. `close` must be called, whether or not `pieces` was
     read to its end.
     """
 
@@ -50,15 +68,39 @@ class ReadAnswer:
         """Bytes handed out so far, by the tier each came from."""
         return self._source.served if self._source is not None else {}
 
-    async def blocks(self) -> AsyncIterator[bytes | memoryview]:
-        """The bytes of `range` in order, in blocks of at most 256 KiB.
+    @property
+    def whole(self) -> Block | None:
+        """All the bytes of `range`, where they are at hand already; None where they are to come."""
+        return self._source.whole if self._source is not None else b""
+
+    async def begin(self, *, files: bool) -> None:
+        """Waits for the first bytes of an answer that `HeldReads.get` gave without them. Errors as
+        `pieces`, while it is still time to answer otherwise."""
+        if self._source is not None:
+            self.tier = await self._source.begin(files=files)
+
+    def release(self) -> None:
+        """As `close`, for an answer of `HeldReads.get` of which nothing more was read."""
+        if self._source is not None:
+            self._source.release()
+
+    async def pieces(self, *, files: bool) -> AsyncIterator[Block | FileRegion]:
+        """The bytes of `range` in order, in blocks of at most 256 KiB or, where `files` allows, in
+        regions of a file; each is good until the next is asked for.
 
         Raises what ended the read early: TierUnavailable, VersionChanged or an S3Error of the
         origin. The bytes yielded until then are right.
         """
         if self._source is not None:
-            async for block in self._source.blocks():
-                yield block
+            async for piece in self._source.pieces(files=files):
+                yield piece
+
+    async def blocks(self) -> AsyncIterator[Block]:
+        """As `pieces`, in blocks alone."""
+        if self._source is not None:
+            async for piece in self._source.pieces(files=False):
+                assert not isinstance(piece, FileRegion)  # noqa: S101 - none was allowed
+                yield piece
 
     async def close(self) -> None:
         if self._source is not None:
@@ -74,9 +116,9 @@ class SpanSource:
         self,
         version: ObjectVersion,
         wanted: ByteRange,
+        opener: SpanOpener,
         *,
         chunk_size_bytes: int,
-        open_span: OpenSpan,
         on_changed: Callable[[], None],
         brought: bool = False,
     ) -> None:
@@ -84,46 +126,92 @@ class SpanSource:
         self._on_changed = on_changed
         self._brought = brought
         self._spans = spans(version, wanted, chunk_size_bytes)
+        self._start = wanted.start
         self._stop = wanted.stop
         self._position = wanted.start
-        self._open_span = open_span
+        self._opener = opener
         self._span: Span | None = None
         self._reader: SpanReader | None = None
-        self._first: bytes | memoryview | None = None
+        # The reader that `begin_now` opened, which can be let go of as it came.
+        self._held: HeldReader | None = None
+        self._first: Block | FileRegion | None = None
 
-    async def begin(self) -> TierName:
+    @property
+    def whole(self) -> Block | None:
+        """The whole range, where the first step has brought it."""
+        if self._position == self._stop and not isinstance(self._first, FileRegion):
+            return self._first
+        return None
+
+    def begin_now(self, *, files: bool) -> TierName | None:
+        """As `begin`, where this needs no waiting; None where it does."""
+        span = self._advance()
+        assert span is not None  # noqa: S101 - a range has at least one byte
+        held = self._reader = self._held = self._opener.open_now(span)
+        if held is None:
+            return None
+        try:
+            self._first = self._piece_now(held, span, files=files)
+        except Corrupt:
+            # The disk has dropped it; the next step opens another tier.
+            return None
+        return held.tier if self._first is not None else None
+
+    def release(self) -> None:
+        """Lets go of what `begin_now` opened, if nothing else was read since."""
+        if self._held is not None:
+            self._held.release()
+
+    async def begin(self, *, files: bool = False) -> TierName:
         """Reads the first block, so that what goes wrong until then is still an answer."""
-        self._first = await self._next()
+        if self._first is None:
+            self._first = await self._next(files=files)
         assert self._reader is not None  # noqa: S101 - a range has at least one byte
         return "origin" if self.served["origin"] else self._reader.tier
 
-    async def blocks(self) -> AsyncIterator[bytes | memoryview]:
-        block, self._first = self._first, None
-        while block is not None:
-            yield block
-            block = await self._next()
+    async def pieces(self, *, files: bool) -> AsyncIterator[Block | FileRegion]:
+        piece, self._first = self._first, None
+        if piece is None:
+            piece = await self._next(files=files)
+        while piece is not None:
+            yield piece
+            piece = await self._next(files=files)
 
     async def close(self) -> None:
-        reader, self._reader = self._reader, None
+        reader, self._reader, self._held = self._reader, None, None
         if reader is not None:
             await reader.close()
 
-    async def _next(self) -> bytes | memoryview | None:
-        """The block at `_position`, None at the end."""
+    def _advance(self) -> Span | None:
+        """The span that `_position` lies in."""
         if self._span is None or self._position >= self._span.stop:
-            await self.close()
             self._span = next(self._spans, None)
-        span = self._span
-        if span is None or self._position >= self._stop:
+        return self._span
+
+    async def _next(self, *, files: bool) -> Block | FileRegion | None:
+        """What comes at `_position`, None at the end."""
+        if self._position >= self._stop:
             return None
-        limit = min(_BLOCK_BYTES, min(span.stop, self._stop) - self._position)
+        if self._span is not None and self._position >= self._span.stop:
+            await self.close()
+        span = self._advance()
+        assert span is not None  # noqa: S101 - the spans reach to the range's end
         failures = 0
         direct = False
         while True:
             try:
+                if self._reader is None and not direct:
+                    self._reader = self._opener.open_now(span)
                 if self._reader is None:
-                    self._reader = await self._open_span(span, direct)
-                block = await self._reader.read(self._position - span.start, limit)
+                    self._reader = await self._opener.open(span, direct)
+                piece = self._piece_now(self._reader, span, files=files)
+                if piece is None:
+                    limit = self._left_in(span, _BLOCK_BYTES)
+                    piece = self._took(
+                        span,
+                        self._reader.tier,
+                        await self._reader.read(self._position - span.start, limit),
+                    )
             except (Corrupt, TierFull, TierUnavailable) as error:
                 await self.close()
                 failures += 1
@@ -134,7 +222,29 @@ class SpanSource:
                 self._on_changed()
                 raise
             else:
-                self._position += len(block)
-                brought = self._brought and not span.number
-                self.served["origin" if brought else self._reader.tier] += len(block)
-                return block
+                return piece
+
+    def _piece_now(
+        self, reader: SpanReader, span: Span, *, files: bool
+    ) -> Block | FileRegion | None:
+        """What comes at `_position`, where it can be had without waiting."""
+        offset = self._position - span.start
+        if files and self._left_in(span, _REGION_BYTES) >= _FILES_FROM_BYTES:
+            region = reader.region(offset, self._left_in(span, _REGION_BYTES))
+            if region is not None:
+                self._count(span, reader.tier, region.size_bytes)
+                return region
+        block = reader.read_now(offset, self._left_in(span, _BLOCK_BYTES))
+        return None if block is None else self._took(span, reader.tier, block)
+
+    def _left_in(self, span: Span, limit_bytes: int) -> int:
+        return min(limit_bytes, min(span.stop, self._stop) - self._position)
+
+    def _took(self, span: Span, tier: TierName, block: Block) -> Block:
+        self._count(span, tier, len(block))
+        return block
+
+    def _count(self, span: Span, tier: TierName, size_bytes: int) -> None:
+        self._position += size_bytes
+        brought = self._brought and not span.number
+        self.served["origin" if brought else tier] += size_bytes

@@ -305,6 +305,10 @@ class ChunkReader:
 
     async def close(self) -> None:
         """Lets go of what was pinned. Safe to call twice."""
+        self.release()
+
+    def release(self) -> None:
+        """As `close`."""
         file, self._file = self._file, None
         if file is not None:
             self._store.close_reader(self._key, file)

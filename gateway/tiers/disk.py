@@ -36,7 +36,7 @@ from gateway.tiers.folder import Folder
 from gateway.tiers.health import Health, Reason, reason_of
 from gateway.tiers.holding import Found, Holding, Sizes, recover
 from gateway.tiers.open_files import DiskThreads
-from gateway.tiers.protocol import SpanReader, TierName
+from gateway.tiers.protocol import HeldReader, SpanReader, TierName
 from gateway.tiers.staging import SpanWriter
 
 __all__ = ["DiskTier", "DiskUsage", "SpanWriter"]
@@ -104,7 +104,14 @@ class DiskTier:
         self._threads.close()
 
     # Bytes
-    def open_now(self, span: Span) -> SpanReader | None:
+    def holds(self, span: Span) -> bool:
+        """Whether a small object or a chunk is here."""
+        holding = self._holding
+        if holding is None:
+            return False
+        return holding.small.holds(span) if self._is_small(span) else holding.chunks.holds(span)
+
+    def open_now(self, span: Span) -> HeldReader | None:
         """As `open`, without waiting: None where it is not held here or would need a thread."""
         holding = self._holding
         if holding is None:

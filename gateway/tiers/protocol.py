@@ -66,6 +66,14 @@ class SpanReader(Protocol):
         ...
 
 
+class HeldReader(SpanReader, Protocol):
+    """A reader that was opened without waiting, and can be let go of in the same way."""
+
+    def release(self) -> None:
+        """As `close`."""
+        ...
+
+
 class Tier(Protocol):
     """A place bytes may be."""
 

@@ -315,6 +315,9 @@ class SmallReader:
         """As `SpanReader.region`."""
         return None
 
+    def release(self) -> None:
+        """Nothing is pinned."""
+
     async def close(self) -> None:
         """Nothing is pinned."""
 

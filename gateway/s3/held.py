@@ -1,0 +1,111 @@
+"""The fast lane's endpoint: plain reads of what this node holds, in one step of the event loop.
+
+The same parts as the long way's (`Entry`, `get_object`, `HeldReads`, `Recorder`), without anything
+to wait for between them. It answers only what goes well: whatever is refused, missing or
+elsewhere is left, as it came, to the long way, which finds the same and has the words for it.
+"""
+
+from msgspec import Struct
+
+from gateway.auth.request import RequestHead
+from gateway.errors import S3Error
+from gateway.s3.answer import Answer
+from gateway.s3.call import ClientGoneError
+from gateway.s3.entry import Entry
+from gateway.s3.get_object import answer_held
+from gateway.s3.record import Record, Recorder
+from gateway.s3.relay import relayed
+from gateway.s3.sending import Sending, Wire
+from gateway.store.held import HeldReads
+from gateway.store.reading import ReadAnswer
+from gateway.telemetry.metrics import Metrics
+
+_READS = frozenset(("GetObject", "HeadObject"))
+
+
+class HeldAnswer(Struct):
+    """An answer that can begin at once, and the record of its request."""
+
+    answer: Answer
+    read: ReadAnswer
+    record: Record
+    head_only: bool
+    remote: str
+
+    @property
+    def whole(self) -> bool:
+        """Whether all of it is at hand."""
+        return self.head_only or self.read.whole is not None
+
+
+class HeldEndpoint:
+    """Answers plain reads of what is held."""
+
+    def __init__(self, entry: Entry, held: HeldReads, recorder: Recorder, metrics: Metrics) -> None:
+        self._entry = entry
+        self._held = held
+        self._recorder = recorder
+        self._metrics = metrics
+
+    def answer(
+        self, head: RequestHead, *, remote: str, secure: bool, files: bool
+    ) -> HeldAnswer | None:
+        """The answer to a plain read; None where the long way has to look. `files`: the wire can
+        send from files. `send_whole` or `send` must follow."""
+        record = self._recorder.begin()
+        try:
+            request = self._entry.admit(head, record, secure=secure)
+            if request.operation.name not in _READS or relayed(request) is not None:
+                return None
+            found = answer_held(request, self._held, files=files)
+        except S3Error:
+            return None
+        if found is None:
+            return None
+        answer, read = found
+        head_only = request.operation.name == "HeadObject"
+        return HeldAnswer(answer, read, record, head_only, remote)
+
+    def send_whole(self, held: HeldAnswer, wire: Wire, *, connection: str) -> None:
+        """Sends an answer that is whole, and tells of it."""
+        answer = self._recorder.sign_off(held.answer, held.record)
+        block = b"" if held.head_only else held.read.whole
+        assert block is not None  # noqa: S101 - the caller has looked
+        sending = Sending()
+        sending.send_whole(wire, answer, block, head_only=held.head_only, connection=connection)
+        held.read.release()
+        self._tell(held, sending)
+
+    async def send(self, held: HeldAnswer, wire: Wire, *, connection: str) -> bool:
+        """Sends an answer as its bytes come, and tells of it. False where nothing was sent, and
+        the long way can still answer. ClientGoneError and any failure midway end the connection:
+        the caller's to break, after which the client sees that the answer is not complete."""
+        sending = Sending()
+        record = held.record
+        self._metrics.requests_in_flight.inc()
+        told = True
+        try:
+            await held.read.begin(files=wire.sends_files)
+            held.answer.tier = held.read.tier
+            answer = self._recorder.sign_off(held.answer, record)
+            await sending.send_stream(wire, answer, connection=connection, chunks=True)
+        except ClientGoneError:
+            record.broken = "client gone"
+            raise
+        except Exception as error:
+            if not sending.begun:
+                told = False
+                return False
+            record.broken = f"{type(error).__name__}: {error}"
+            raise
+        finally:
+            await held.read.close()
+            self._metrics.requests_in_flight.dec()
+            if told:
+                self._tell(held, sending)
+        return True
+
+    def _tell(self, held: HeldAnswer, sending: Sending) -> None:
+        self._recorder.tell(
+            held.record, remote=held.remote, received_bytes=0, sent_bytes=sending.sent_bytes
+        )
