@@ -44,6 +44,7 @@ from gateway.s3.operation import Operation
 from gateway.s3.route import match
 from gateway.store.service import ObjectService
 from gateway.telemetry.metrics import Metrics
+from gateway.telemetry.requests import RequestRecord, RequestReporter
 
 log = structlog.get_logger()
 
@@ -120,6 +121,7 @@ class Endpoint:
         self._service = service
         self._authenticator = authenticator
         self._metrics = metrics
+        self._reporter = RequestReporter(metrics, config.log)
 
     async def serve(self, exchange: Exchange) -> None:
         """Answers one request; never raises but when it is cancelled."""
@@ -236,29 +238,24 @@ class Endpoint:
         return InternalError()
 
     def _tell(self, record: _Record, *, remote: str, received_bytes: int, sent_bytes: int) -> None:
-        seconds = time.perf_counter() - record.began
         operation = record.operation
-        metrics = self._metrics
-        code = "broken" if record.broken is not None else str(record.status)
-        metrics.requests.labels(operation.name, code, record.tenant).inc()
-        metrics.request_seconds.labels(operation.name, record.tier or "none").observe(seconds)
-        for tier, size_bytes in record.served.items():
-            metrics.read_bytes.labels(tier).inc(size_bytes)
-        log.info(
-            "request",
-            operation=operation.name,
-            bucket=operation.bucket,
-            key=operation.key,
-            status=record.status,
-            code=record.code,
-            tenant=record.tenant,
-            bytes_in=received_bytes,
-            bytes_out=sent_bytes,
-            tier=record.tier,
-            seconds=round(seconds, 6),
-            request_id=record.request_id,
-            remote=remote,
-            **({} if record.broken is None else {"broken": record.broken}),
+        self._reporter.tell(
+            RequestRecord(
+                operation=operation.name,
+                bucket=operation.bucket,
+                key=operation.key,
+                status=record.status,
+                code=record.code,
+                tenant=record.tenant,
+                bytes_in=received_bytes,
+                bytes_out=sent_bytes,
+                tier=record.tier,
+                seconds=time.perf_counter() - record.began,
+                request_id=record.request_id,
+                remote=remote,
+                broken=record.broken,
+                served=record.served,
+            )
         )
 
 
