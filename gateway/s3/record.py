@@ -4,14 +4,11 @@ import secrets
 import time
 from collections.abc import Mapping
 
-import structlog
 from msgspec import Struct
 
 from gateway.s3.answer import Answer
 from gateway.s3.operation import Operation
-from gateway.telemetry.metrics import Metrics
-
-log = structlog.get_logger()
+from gateway.telemetry.requests import RequestRecord, RequestReporter
 
 _UNKNOWN = Operation("Unknown")
 
@@ -33,9 +30,9 @@ class Record(Struct):
 class Recorder:
     """Opens a record for every request, and tells of it once it is over."""
 
-    def __init__(self, node: str, metrics: Metrics) -> None:
+    def __init__(self, node: str, reporter: RequestReporter) -> None:
         self.node = node
-        self._metrics = metrics
+        self._reporter = reporter
 
     def begin(self) -> Record:
         return Record(secrets.token_hex(8).upper(), time.perf_counter())
@@ -57,27 +54,23 @@ class Recorder:
         return answer
 
     def tell(self, record: Record, *, remote: str, received_bytes: int, sent_bytes: int) -> None:
-        seconds = time.perf_counter() - record.began
+        """Counts the request and logs it, once it is over."""
         operation = record.operation
-        metrics = self._metrics
-        code = "broken" if record.broken is not None else str(record.status)
-        metrics.requests.labels(operation.name, code, record.tenant).inc()
-        metrics.request_seconds.labels(operation.name, record.tier or "none").observe(seconds)
-        for tier, size_bytes in record.served.items():
-            metrics.read_bytes.labels(tier).inc(size_bytes)
-        log.info(
-            "request",
-            operation=operation.name,
-            bucket=operation.bucket,
-            key=operation.key,
-            status=record.status,
-            code=record.code,
-            tenant=record.tenant,
-            bytes_in=received_bytes,
-            bytes_out=sent_bytes,
-            tier=record.tier,
-            seconds=round(seconds, 6),
-            request_id=record.request_id,
-            remote=remote,
-            **({} if record.broken is None else {"broken": record.broken}),
+        self._reporter.tell(
+            RequestRecord(
+                operation.name,
+                operation.bucket,
+                operation.key,
+                record.status,
+                record.code,
+                record.tenant,
+                received_bytes,
+                sent_bytes,
+                record.tier,
+                time.perf_counter() - record.began,
+                record.request_id,
+                remote,
+                record.broken,
+                record.served,
+            )
         )

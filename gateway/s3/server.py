@@ -16,6 +16,7 @@ from gateway.s3.long_lane import Lanes
 from gateway.s3.record import Recorder
 from gateway.store.service import ObjectService
 from gateway.telemetry.metrics import Metrics
+from gateway.telemetry.requests import RequestReporter
 
 # Of the clients turned away, how many at a time are told why.
 _EXPLAINED = 256
@@ -39,7 +40,7 @@ class S3Server:
         self.limits = config.s3.limits
         self.metrics = metrics
         self._config = config
-        recorder = Recorder(config.node.id, metrics)
+        recorder = Recorder(config.node.id, RequestReporter(metrics, config.log))
         entry = Entry(config.s3, authenticator, service.bucket)
         self.held = HeldEndpoint(entry, service.held, recorder, metrics)
         self._endpoint = Endpoint(config, service, entry, recorder, metrics)

@@ -15,6 +15,7 @@ from botocore.credentials import Credentials
 
 from gateway import config as configuration
 from gateway.app import Node
+from gateway.telemetry.lines import standard_error
 
 ACCESS_KEY = "demo"
 SECRET_KEY = "demo-secret"  # a test's, on loopback
@@ -200,6 +201,8 @@ async def running(
     finally:
         await started.hang_up()
         await node.stop()
+        # The loop ends before its last lines are due.
+        standard_error().flush()
 
 
 async def call(method: Any, **arguments: Any) -> Any:
