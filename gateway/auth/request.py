@@ -1,5 +1,6 @@
 """A request's head as signatures and routes need it: exactly what was on the wire."""
 
+from collections.abc import Mapping
 from functools import cached_property
 from urllib.parse import unquote_to_bytes
 
@@ -21,12 +22,14 @@ class RequestHead(Struct, frozen=True, dict=True):
     query: str
     headers: tuple[tuple[str, str], ...]
 
+    @cached_property
+    def fields(self) -> Mapping[str, str]:
+        """The first value of each header."""
+        return dict(reversed(self.headers))
+
     def header(self, name: str) -> str | None:
         """The first value of the header with this lower-case name."""
-        for known, value in self.headers:
-            if known == name:
-                return value
-        return None
+        return self.fields.get(name)
 
     @cached_property
     def query_pairs(self) -> tuple[tuple[str, str], ...]:

@@ -170,7 +170,7 @@ class Connection(asyncio.Protocol):
             self._active = True
             self._head_since = None
             stop = read.stop
-            if not held.whole:
+            if held.whole is None:
                 self._sending = asyncio.create_task(self._send(held, data[start:stop]))
                 if stop < len(data):
                     self._keep(data[stop:])

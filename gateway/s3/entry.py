@@ -24,7 +24,7 @@ class Request:
     """What was asked, and by whom. `head` carries the headers that a presigned URL has in its
     query; `secure`: it came over TLS."""
 
-    __slots__ = ("_resolve", "head", "identity", "operation", "secure")
+    __slots__ = ("_bucket", "_resolve", "head", "identity", "operation", "secure")
 
     def __init__(
         self,
@@ -40,6 +40,14 @@ class Request:
         self.identity = identity
         self.secure = secure
         self._resolve = resolve
+        self._bucket: Bucket | None = None
+
+    @property
+    def bucket(self) -> Bucket:
+        """The bucket asked about. NoSuchBucket."""
+        if self._bucket is None:
+            self._bucket = self._resolve(self.operation.bucket)
+        return self._bucket
 
     @property
     def anonymous(self) -> bool:
@@ -48,13 +56,14 @@ class Request:
     @property
     def relays(self) -> bool:
         """Whether the bucket lives on an S3 service. NoSuchBucket."""
-        return self._resolve(self.operation.bucket).origin.relays
+        return self.bucket.origin.relays
 
     def authorise(self, operation: str, bucket: str, key: str) -> None:
         """Nothing where the caller may do `operation` there. AccessDenied, before anything is
         said of what exists."""
         try:
-            public_read = self._resolve(bucket).public_read
+            own = bucket == self.operation.bucket
+            public_read = (self.bucket if own else self._resolve(bucket)).public_read
         except NoSuchBucket:
             public_read = False
         authorise(self.identity, operation, bucket, key, public_read=public_read)

@@ -6,13 +6,19 @@ https://docs.aws.amazon.com/AmazonS3/latest/API/API_GetObject.html
 from typing import TypedDict
 
 from gateway.errors import InvalidArgument, InvalidRequest
-from gateway.model.conditions import Conditions
+from gateway.model.conditions import UNCONDITIONAL, Conditions
 from gateway.model.ranges import RangeSpec, parse_range
 from gateway.s3 import render
 from gateway.s3.answer import Answer, xml_answer
 from gateway.s3.call import Call
 from gateway.s3.entry import Request
-from gateway.s3.headers import http_date, info_headers, read_conditions, response_overrides
+from gateway.s3.headers import (
+    CONDITIONS,
+    http_date,
+    info_headers,
+    read_conditions,
+    response_overrides,
+)
 from gateway.s3.operation import part_number
 from gateway.store.held import HeldReads
 from gateway.store.reading import ReadAnswer
@@ -47,11 +53,11 @@ def answer_held(
     None where it takes more than this disk; raises what a wrong request does.
     """
     asked, overrides = _asked(request)
-    where = (request.operation.bucket, request.operation.key)
+    key = request.operation.key
     if request.operation.name == "HeadObject":
-        read = held.head(*where, **asked)
+        read = held.head(request.bucket, key, **asked)
     else:
-        read = held.get(*where, **asked, files=files)
+        read = held.get(request.bucket, key, **asked, files=files)
     if read is None:
         return None
     answer = _answer(read, overrides, checksums=asked["checksums"])
@@ -88,6 +94,10 @@ async def get_object_attributes(call: Call) -> Answer:
     return xml_answer(render.attributes(info, wanted, part_count), headers=headers)
 
 
+# Headers that ask for something other than all of an object. Most reads have none.
+_REFINEMENTS = CONDITIONS | {"range", "x-amz-checksum-mode"}
+
+
 class _Asked(TypedDict):
     """What `ObjectService.get` and `head` take beside bucket and key."""
 
@@ -98,8 +108,18 @@ class _Asked(TypedDict):
     checksums: bool
 
 
+_ALL_OF_IT: tuple[_Asked, dict[str, str]] = (
+    _Asked(
+        version_id=None, wanted=None, part_number=None, conditions=UNCONDITIONAL, checksums=False
+    ),
+    {},
+)
+
+
 def _asked(request: Request) -> tuple[_Asked, dict[str, str]]:
     """What a read asks for, and the answer headers it overrides."""
+    if not request.head.query and _REFINEMENTS.isdisjoint(request.head.fields):
+        return _ALL_OF_IT
     wanted, part, conditions = _wanted(request)
     overrides = _overrides(request)
     asked = _Asked(

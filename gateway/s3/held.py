@@ -29,13 +29,9 @@ class HeldAnswer(Struct):
     answer: Answer
     read: ReadAnswer
     record: Record
-    head_only: bool
     remote: str
-
-    @property
-    def whole(self) -> bool:
-        """Whether all of it is at hand."""
-        return self.head_only or self.read.whole is not None
+    # All the bytes that follow the head, where they are at hand.
+    whole: bytes | bytearray | memoryview | None
 
 
 class HeldEndpoint:
@@ -63,16 +59,17 @@ class HeldEndpoint:
         if found is None:
             return None
         answer, read = found
-        head_only = request.operation.name == "HeadObject"
-        return HeldAnswer(answer, read, record, head_only, remote)
+        whole = b"" if answer.stream is None else read.whole
+        return HeldAnswer(answer, read, record, remote, whole)
 
     def send_whole(self, held: HeldAnswer, wire: Wire, *, connection: str) -> None:
         """Sends an answer that is whole, and tells of it."""
         answer = self._recorder.sign_off(held.answer, held.record)
-        block = b"" if held.head_only else held.read.whole
-        assert block is not None  # noqa: S101 - the caller has looked
+        assert held.whole is not None  # noqa: S101 - the caller has looked
         sending = Sending()
-        sending.send_whole(wire, answer, block, head_only=held.head_only, connection=connection)
+        sending.send_whole(
+            wire, answer, held.whole, head_only=answer.stream is None, connection=connection
+        )
         held.read.release()
         self._tell(held, sending)
 

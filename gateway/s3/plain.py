@@ -15,11 +15,13 @@ from msgspec import Struct
 
 from gateway.auth.request import RequestHead
 
-# A token, a colon, printable ASCII: no folded lines, no bare line feeds, no blank before the colon.
+# A token, a colon, a blank, printable ASCII that ends in no blank: no folded lines, no bare line
+# feeds, no blank before the colon.
 _HEAD = re.compile(
     rb"(GET|HEAD) (/[!-\"$-~]*+) HTTP/1\.1\r\n"
-    rb"((?:[!#$%&'*+\-.^_`|~0-9A-Za-z]++:[\t -~]*+\r\n){1,100}+)\r\n"
+    rb"((?:[!#$%&'*+\-.^_`|~0-9A-Za-z]++: [\t -~]*+(?<=[!-~])\r\n){1,100}+)\r\n"
 )
+_LINES = re.compile(r"([^:]++): [\t ]*+([^\r]++)\r\n")
 _MESSAGE = re.compile(
     rb"[A-Z]{1,16} [!-~]++ HTTP/1\.[01]\r\n"
     rb"((?:[!#$%&'*+\-.^_`|~0-9A-Za-z]++:[^\r\n\0]*+\r\n)*+)\r\n"
@@ -30,6 +32,7 @@ _FRAMING = re.compile(
 )
 _LENGTH = re.compile(rb"[0-9]{1,18}")
 _BEGINNING = re.compile(rb"(?:GET|HEAD|PUT|POST|DELETE) /")
+_METHODS = {b"GET": "GET", b"HEAD": "HEAD"}
 # Headers that frame a body, or change what the connection is.
 _NOT_PLAIN = frozenset(
     (
@@ -64,19 +67,19 @@ def parse(data: bytes, start: int, limit_bytes: int) -> PlainRead | None:
     if stop - start > limit_bytes:
         return None
     method, target, lines = match.groups()
-    headers = []
-    for line in lines[:-2].decode("ascii").split("\r\n"):
-        name, _, value = line.partition(":")
-        headers.append((name.lower(), value.strip(" \t")))
-    fields = dict(headers)
+    found = _LINES.findall(lines.decode("ascii"))
+    fields = {name.lower(): value for name, value in found}
     if not _NOT_PLAIN.isdisjoint(fields):
         keeps = fields.keys() & _NOT_PLAIN == {"connection"}
         if not keeps or fields["connection"].lower() != "keep-alive":
             return None
-    if len(fields) != len(headers) or "host" not in fields:
+    if len(fields) != len(found) or "host" not in fields:
         return None
     path, _, query = target.decode("ascii").partition("?")
-    return PlainRead(RequestHead(method.decode("ascii"), path, query, tuple(headers)), stop)
+    head = RequestHead(_METHODS[method], path, query, tuple(fields.items()))
+    # Every name came once, so these are the first values.
+    head.__dict__["fields"] = fields
+    return PlainRead(head, stop)
 
 
 def message_bytes(data: bytes, start: int) -> int | None:

@@ -30,7 +30,6 @@ class HeldReads:
 
     def __init__(
         self,
-        resolve: Callable[[str], Bucket],
         believed: Callable[[Bucket, ObjectRef], KnownObject | None],
         holds: Callable[[Span], bool],
         source: SourceFactory,
@@ -38,7 +37,6 @@ class HeldReads:
         chunk_size_bytes: int,
         whole_only: bool = False,
     ) -> None:
-        self._resolve = resolve
         self._believed = believed
         self._holds = holds
         self._source = source
@@ -47,7 +45,7 @@ class HeldReads:
 
     def get(
         self,
-        bucket: str,
+        bucket: Bucket,
         key: str,
         *,
         version_id: str | None = None,
@@ -61,13 +59,11 @@ class HeldReads:
 
         If not all bytes are at hand (`ReadAnswer.whole`), the disk has to be waited for, or there
         are more than fit one block. `files`: regions of files may take the place of blocks.
-        Raises what the object itself answers: NotModified, PreconditionFailed, InvalidRange,
-        NoSuchBucket.
+        Raises what the object itself answers: NotModified, PreconditionFailed, InvalidRange.
         """
         if part_number is not None:
             return None
-        where = self._resolve(bucket)
-        known = self._believed(where, where.ref(key, version_id))
+        known = self._believed(bucket, bucket.ref(key, version_id))
         if known is None:
             return None
         info = known.info
@@ -78,7 +74,7 @@ class HeldReads:
         chosen, partial = choose(info, wanted, None)
         if not chosen.size_bytes:
             return ReadAnswer(info, chosen, partial=partial)
-        source = self._source(where, known, chosen)
+        source = self._source(bucket, known, chosen)
         tier = source.begin_now(files=files)
         if not self._can_go_on(source, known, chosen, begun=tier is not None):
             source.release()
@@ -87,7 +83,7 @@ class HeldReads:
 
     def head(
         self,
-        bucket: str,
+        bucket: Bucket,
         key: str,
         *,
         version_id: str | None = None,
@@ -100,8 +96,7 @@ class HeldReads:
         `get`."""
         if part_number is not None:
             return None
-        where = self._resolve(bucket)
-        known = self._believed(where, where.ref(key, version_id))
+        known = self._believed(bucket, bucket.ref(key, version_id))
         if known is None or (checksums and not known.info.checksums_known):
             return None
         if conditions:

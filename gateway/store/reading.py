@@ -5,13 +5,12 @@ is left for the next one at the very byte where it stopped; when no tier can go 
 breaks off, and is never completed from another version.
 """
 
-from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Protocol
 
 from gateway.errors import Corrupt, TierFull, TierUnavailable, VersionChanged
 from gateway.model.objects import ObjectInfo, ObjectVersion, PartSpan, Span
-from gateway.model.ranges import ByteRange, spans
+from gateway.model.ranges import ByteRange, span
 from gateway.tiers.protocol import FileRegion, HeldReader, SpanReader, TierName
 
 _BLOCK_BYTES = 262_144
@@ -62,16 +61,13 @@ class ReadAnswer:
         self.part = part
         self.tier = tier
         self._source = source
+        # All the bytes of `range`, where they are at hand already; None where they are to come.
+        self.whole: Block | None = b"" if source is None else source.whole
 
     @property
     def served(self) -> Mapping[str, int]:
         """Bytes handed out so far, by the tier each came from."""
         return self._source.served if self._source is not None else {}
-
-    @property
-    def whole(self) -> Block | None:
-        """All the bytes of `range`, where they are at hand already; None where they are to come."""
-        return self._source.whole if self._source is not None else b""
 
     async def begin(self, *, files: bool) -> None:
         """Waits for the first bytes of an answer that `HeldReads.get` gave without them. Errors as
@@ -122,11 +118,11 @@ class SpanSource:
         on_changed: Callable[[], None],
         brought: bool = False,
     ) -> None:
-        self.served: Counter[str] = Counter()
+        self.served: dict[str, int] = {}
         self._on_changed = on_changed
         self._brought = brought
-        self._spans = spans(version, wanted, chunk_size_bytes)
-        self._start = wanted.start
+        self._version = version
+        self._chunk_size_bytes = chunk_size_bytes
         self._stop = wanted.stop
         self._position = wanted.start
         self._opener = opener
@@ -135,27 +131,25 @@ class SpanSource:
         # The reader that `begin_now` opened, which can be let go of as it came.
         self._held: HeldReader | None = None
         self._first: Block | FileRegion | None = None
-
-    @property
-    def whole(self) -> Block | None:
-        """The whole range, where the first step has brought it."""
-        if self._position == self._stop and not isinstance(self._first, FileRegion):
-            return self._first
-        return None
+        # The whole range, where the first step has brought it.
+        self.whole: Block | None = None
 
     def begin_now(self, *, files: bool) -> TierName | None:
         """As `begin`, where this needs no waiting; None where it does."""
-        span = self._advance()
-        assert span is not None  # noqa: S101 - a range has at least one byte
-        held = self._reader = self._held = self._opener.open_now(span)
+        here = self._here()
+        held = self._reader = self._held = self._opener.open_now(here)
         if held is None:
             return None
         try:
-            self._first = self._piece_now(held, span, files=files)
+            first = self._first = self._piece_now(held, here, files=files)
         except Corrupt:
             # The disk has dropped it; the next step opens another tier.
             return None
-        return held.tier if self._first is not None else None
+        if first is None:
+            return None
+        if self._position == self._stop and not isinstance(first, FileRegion):
+            self.whole = first
+        return held.tier
 
     def release(self) -> None:
         """Lets go of what `begin_now` opened, if nothing else was read since."""
@@ -167,7 +161,7 @@ class SpanSource:
         if self._first is None:
             self._first = await self._next(files=files)
         assert self._reader is not None  # noqa: S101 - a range has at least one byte
-        return "origin" if self.served["origin"] else self._reader.tier
+        return "origin" if "origin" in self.served else self._reader.tier
 
     async def pieces(self, *, files: bool) -> AsyncIterator[Block | FileRegion]:
         piece, self._first = self._first, None
@@ -182,11 +176,13 @@ class SpanSource:
         if reader is not None:
             await reader.close()
 
-    def _advance(self) -> Span | None:
+    def _here(self) -> Span:
         """The span that `_position` lies in."""
-        if self._span is None or self._position >= self._span.stop:
-            self._span = next(self._spans, None)
-        return self._span
+        here = self._span
+        if here is None or self._position >= here.stop:
+            number = self._position // self._chunk_size_bytes
+            here = self._span = span(self._version, number, self._chunk_size_bytes)
+        return here
 
     async def _next(self, *, files: bool) -> Block | FileRegion | None:
         """What comes at `_position`, None at the end."""
@@ -194,24 +190,22 @@ class SpanSource:
             return None
         if self._span is not None and self._position >= self._span.stop:
             await self.close()
-        span = self._advance()
-        assert span is not None  # noqa: S101 - the spans reach to the range's end
+        here = self._here()
         failures = 0
         direct = False
         while True:
             try:
                 if self._reader is None and not direct:
-                    self._reader = self._opener.open_now(span)
+                    self._reader = self._opener.open_now(here)
                 if self._reader is None:
-                    self._reader = await self._opener.open(span, direct)
-                piece = self._piece_now(self._reader, span, files=files)
+                    self._reader = await self._opener.open(here, direct)
+                piece = self._piece_now(self._reader, here, files=files)
                 if piece is None:
-                    limit = self._left_in(span, _BLOCK_BYTES)
-                    piece = self._took(
-                        span,
-                        self._reader.tier,
-                        await self._reader.read(self._position - span.start, limit),
+                    left = min(here.stop, self._stop) - self._position
+                    piece = await self._reader.read(
+                        self._position - here.start, min(left, _BLOCK_BYTES)
                     )
+                    self._count(here, self._reader.tier, len(piece))
             except (Corrupt, TierFull, TierUnavailable) as error:
                 await self.close()
                 failures += 1
@@ -225,26 +219,23 @@ class SpanSource:
                 return piece
 
     def _piece_now(
-        self, reader: SpanReader, span: Span, *, files: bool
+        self, reader: SpanReader, here: Span, *, files: bool
     ) -> Block | FileRegion | None:
         """What comes at `_position`, where it can be had without waiting."""
-        offset = self._position - span.start
-        if files and self._left_in(span, _REGION_BYTES) >= _FILES_FROM_BYTES:
-            region = reader.region(offset, self._left_in(span, _REGION_BYTES))
+        offset = self._position - here.start
+        left = min(here.stop, self._stop) - self._position
+        if files and left >= _FILES_FROM_BYTES:
+            region = reader.region(offset, min(left, _REGION_BYTES))
             if region is not None:
-                self._count(span, reader.tier, region.size_bytes)
+                self._count(here, reader.tier, region.size_bytes)
                 return region
-        block = reader.read_now(offset, self._left_in(span, _BLOCK_BYTES))
-        return None if block is None else self._took(span, reader.tier, block)
-
-    def _left_in(self, span: Span, limit_bytes: int) -> int:
-        return min(limit_bytes, min(span.stop, self._stop) - self._position)
-
-    def _took(self, span: Span, tier: TierName, block: Block) -> Block:
-        self._count(span, tier, len(block))
+        block = reader.read_now(offset, min(left, _BLOCK_BYTES))
+        if block is not None:
+            self._count(here, reader.tier, len(block))
         return block
 
-    def _count(self, span: Span, tier: TierName, size_bytes: int) -> None:
+    def _count(self, here: Span, tier: TierName, size_bytes: int) -> None:
         self._position += size_bytes
-        brought = self._brought and not span.number
-        self.served["origin" if brought else tier] += size_bytes
+        if self._brought and not here.number:
+            tier = "origin"
+        self.served[tier] = self.served.get(tier, 0) + size_bytes

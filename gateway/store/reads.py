@@ -59,7 +59,6 @@ class Reads(Core):
         super().__init__(**collaborators)
         self._questions: dict[tuple[object, ...], asyncio.Task[Any]] = {}
         self.held = HeldReads(
-            self.bucket,
             self._believed,
             self._disk.holds,
             self._source,
