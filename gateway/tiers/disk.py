@@ -372,15 +372,15 @@ class DiskTier:
             log.error("cache starts empty", reason=self._lost)
             self._lost = None
             await self._detach()
-            await self._threads.write(self._remove_index)
+            await self._threads.write(self._remove_index, holding.folder)
             await self._attach(blind=True)
         elif not await self._threads.read(holding.folder.is_there):
             self._health.failed("missing", f"{self._config.path} is not there any more")
             await self._detach()
 
-    def _remove_index(self) -> None:
+    def _remove_index(self, folder: Folder) -> None:
         try:
-            (self._config.path / "index.lmdb").unlink(missing_ok=True)
+            folder.remove_index()
         except OSError:
             log.exception("the index cannot be removed")
 

@@ -28,6 +28,7 @@ from gateway.tiers.chunks import ChunkStore
 from gateway.tiers.eviction import Policy, Victim
 from gateway.tiers.folder import Folder
 from gateway.tiers.open_files import DiskThreads, OpenFiles
+from gateway.tiers.regions import Regions
 from gateway.tiers.room import FIXED_BYTES, Item, Room, on_disk
 from gateway.tiers.small import SmallStore
 from gateway.tiers.staging import Staging
@@ -86,12 +87,14 @@ class Holding:
             is_bundle=lambda item: isinstance(item, int),
         )
         self.files = OpenFiles(threads)
+        regions = Regions()
         self.chunks = ChunkStore(
             folder.path,
             chunk_bytes=config.chunk_size,
             index=index,
             policy=self.policy,
             files=self.files,
+            regions=regions,
             threads=threads,
             metrics=metrics,
             failed=failed,
@@ -103,6 +106,7 @@ class Holding:
             index=index,
             policy=self.policy,
             files=self.files,
+            regions=regions,
             threads=threads,
             metrics=metrics,
             failed=failed,
