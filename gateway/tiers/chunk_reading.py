@@ -177,9 +177,15 @@ class ChunkLookup:
         self._files.release(file)
         self._unpin(key)
 
-    def just_used(self, key: bytes) -> None:
-        """What reads the chunk now belongs to a use that is counted already."""
-        self._used_at[key] = self._now()
+    def is_new_use(self, key: bytes) -> bool:
+        """Whether a read of the chunk that begins now is a use of its own; it counts as one."""
+        now = self._now()
+        if now - self._used_at.get(key, -_ONE_USE_SECONDS) < _ONE_USE_SECONDS:
+            return False
+        if len(self._used_at) >= _MAX_USES:
+            self._used_at.clear()
+        self._used_at[key] = now
+        return True
 
     def forget(self, key: bytes) -> None:
         """The chunk is gone, or another file."""
@@ -187,11 +193,7 @@ class ChunkLookup:
         self._regions.forget(key)
 
     def _use(self, key: bytes) -> None:
-        now = self._now()
-        if now - self._used_at.get(key, -_ONE_USE_SECONDS) >= _ONE_USE_SECONDS:
-            if len(self._used_at) >= _MAX_USES:
-                self._used_at.clear()
-            self._used_at[key] = now
+        if self.is_new_use(key):
             self._owner.used(key)
 
     def _stamp(self, key: bytes, file: OpenFile, first: int, last: int) -> Stamp | None:

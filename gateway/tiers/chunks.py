@@ -21,6 +21,7 @@ from gateway.telemetry.metrics import Metrics
 from gateway.tiers.chunk_reading import ChunkLookup, ChunkReader
 from gateway.tiers.eviction import Policy, Victim
 from gateway.tiers.layout import chunk_path
+from gateway.tiers.notes import Notes
 from gateway.tiers.open_files import DiskThreads, OpenFile, OpenFiles
 from gateway.tiers.regions import Regions
 from gateway.tiers.room import Item, Room, on_disk
@@ -107,7 +108,7 @@ class ChunkStore:
         self._index.put(Table.CHUNKS, key, encode(record))
         self._policy.add(key, on_disk(span.size_bytes))
         # The reads that waited for it are one use with its coming.
-        self._lookup.just_used(key)
+        self._lookup.is_new_use(key)
         return True
 
     async def evict(self, victims: Sequence[Victim[Item]]) -> None:
@@ -136,6 +137,19 @@ class ChunkStore:
         if key in self._policy:
             self._let_go(key, self._policy.remove(key))
 
+    def note(self, notes: Notes) -> None:
+        """Takes in what another process read here."""
+        for key, times in notes.chunk_uses.items():
+            if self._lookup.is_new_use(key):
+                self._policy.read(key, times)
+        for key, inode in notes.corrupt_chunks.items():
+            try:
+                current = self.path(key).stat().st_ino == inode
+            except OSError:
+                continue
+            if current and key in self._policy:
+                self._drop_corrupt(key, "checksum, as another process found it")
+
     # What reading brings to light (`ChunkOwner`)
     def holds_chunk(self, key: bytes) -> bool:
         """Whether the chunk counts among what is kept."""
@@ -151,11 +165,8 @@ class ChunkStore:
 
     def corrupt(self, key: bytes, record: ChunkRecord, file: OpenFile, why: str) -> None:  # noqa: ARG002 - other owners ask which file
         """Counts and drops a chunk that is not what was written."""
-        if self._index.get(Table.CHUNKS, key) != encode(record):
-            return
-        self._metrics.cache_corrupt.inc()
-        log.error("corrupt chunk dropped", path=str(self.path(key)), reason=why)
-        self.drop(key)
+        if self._index.get(Table.CHUNKS, key) == encode(record):
+            self._drop_corrupt(key, why)
 
     def lost(self, key: bytes, error: OSError) -> None:
         """A chunk's file cannot be opened: it was deleted, or the whole disk is gone."""
@@ -172,6 +183,11 @@ class ChunkStore:
         """Waits until what was let go of is off the disk."""
         while self._going:
             await asyncio.gather(*self._going.values())
+
+    def _drop_corrupt(self, key: bytes, why: str) -> None:
+        self._metrics.cache_corrupt.inc()
+        log.error("corrupt chunk dropped", path=str(self.path(key)), reason=why)
+        self.drop(key)
 
     def _let_go(self, key: bytes, size_bytes: int) -> "asyncio.Task[bool]":
         self._index.delete(Table.CHUNKS, key)

@@ -35,6 +35,7 @@ from gateway.telemetry.metrics import Metrics
 from gateway.tiers.folder import Folder
 from gateway.tiers.health import Health, Reason, reason_of
 from gateway.tiers.holding import Found, Holding, Sizes, recover
+from gateway.tiers.notes import Notes
 from gateway.tiers.open_files import DiskThreads
 from gateway.tiers.protocol import SpanReader, TierName
 from gateway.tiers.staging import SpanWriter
@@ -121,6 +122,12 @@ class DiskTier:
         if self._is_small(span):
             return await holding.small.open(span)
         return await holding.chunks.open(span)
+
+    def note(self, notes: Notes) -> None:
+        """Takes in what another process of the node read here (`HeldDisk.take_notes`): it counts as
+        read, and what was found corrupt is dropped."""
+        if self._holding is not None:
+            self._holding.note(notes)
 
     async def begin(self, size_bytes: int) -> SpanWriter:
         """A growing chunk file with room for `size_bytes`. TierFull, TierUnavailable."""
@@ -396,6 +403,7 @@ class DiskTier:
             if self._health.reason is not None:
                 await self._threads.write(holding.folder.probe)
             await self._threads.write(holding.folder.beat)
+            await holding.index.clear_dead_readers()
         except OSError as error:
             self._health.failed(self._reason(error), str(error))
             return

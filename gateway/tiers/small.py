@@ -17,6 +17,7 @@ from gateway.index.held import HeldIndex, IndexLost
 from gateway.index.records import (
     SmallRecord,
     Table,
+    encode,
     extent_key,
     name_of,
     unpack_entries,
@@ -25,12 +26,14 @@ from gateway.model.objects import ObjectVersion, Span
 from gateway.telemetry.metrics import Metrics
 from gateway.tiers.eviction import MAX_READS, Policy
 from gateway.tiers.layout import shard_path
+from gateway.tiers.notes import Notes
 from gateway.tiers.open_files import DiskThreads, OpenFiles
 from gateway.tiers.packed import ShardLog
 from gateway.tiers.regions import Regions
 from gateway.tiers.room import Item, Room
 from gateway.tiers.small_reading import ShardReader, SmallLookup, SmallReader
 
+_MAX_COUNT = int(MAX_READS)
 _SPENT = bytes(max(0, reads - 1) for reads in range(256))
 
 log = structlog.get_logger()
@@ -145,20 +148,32 @@ class SmallStore:
         for extent, reads in self._reads.get(shard, {}).items():
             self._reads[shard][extent] = reads.translate(_SPENT)
 
+    def note(self, notes: Notes) -> None:
+        """Takes in what another process read here."""
+        for digest, times in notes.small_reads.items():
+            record = self._lookup.decode(digest)
+            if record is not None and self.holds_shard(record.shard):
+                self.read(digest, record, times)
+        for digest, raw in notes.corrupt_small.items():
+            record = self._lookup.decode(digest)
+            if record is not None and encode(record) == raw:
+                self.corrupt(digest, record, "as another process found it")
+
     # What reading brings to light (`SmallOwner`)
     def holds_shard(self, shard: int) -> bool:
         """Whether the shard counts among what is kept."""
         return shard in self._sealed or shard in self.log.growing
 
-    def read(self, digest: bytes, record: SmallRecord) -> None:
+    def read(self, digest: bytes, record: SmallRecord, times: int = 1) -> None:
         """Counts a read of an object: for its name, and for its part of the shard."""
         self._policy.read(digest)
         counts = self._reads.setdefault(record.shard, {}).setdefault(record.extent, bytearray())
         if len(counts) <= record.ordinal:
             counts.extend(bytes(record.ordinal + 1 - len(counts)))
-        if counts[record.ordinal] < MAX_READS:
-            counts[record.ordinal] += 1
-            self._policy.read(record.shard, record.size_bytes / self._shard_bytes)
+        times = min(times, _MAX_COUNT - counts[record.ordinal])
+        if times > 0:
+            counts[record.ordinal] += times
+            self._policy.read(record.shard, times * record.size_bytes / self._shard_bytes)
 
     def stale(self, digest: bytes) -> None:
         """Drops an entry that is no good."""
