@@ -168,13 +168,13 @@ class HeldIndex:
             if count < _SLICE_ENTRIES:
                 return
 
-    def clear_dead_readers(self) -> int:
+    async def clear_dead_readers(self) -> int:
         """Frees the slots of processes that died while they read, and with them the pages they
         kept from being used again; how many there were."""
         if self._closed:
             return 0
         try:
-            return int(self._environment.reader_check())
+            return await self._run(self._environment.reader_check)
         except lmdb.Error as error:
             self._unreadable(error)
             return 0

@@ -11,7 +11,7 @@ from typing import Protocol
 from gateway.errors import Corrupt, TierFull, TierUnavailable, VersionChanged
 from gateway.model.objects import ObjectInfo, ObjectVersion, PartSpan, Span
 from gateway.model.ranges import ByteRange, span
-from gateway.tiers.protocol import FileRegion, HeldReader, SpanReader, TierName
+from gateway.tiers.protocol import FileRegion, InstantReader, SpanReader, TierName
 
 _BLOCK_BYTES = 262_144
 # Of a file at a time, so that a slow client's next bytes are looked after again before they go.
@@ -28,7 +28,7 @@ Block = bytes | bytearray | memoryview
 class SpanOpener(Protocol):
     """Where a read's spans come from."""
 
-    def open_now(self, span: Span) -> HeldReader | None:
+    def open_now(self, span: Span) -> InstantReader | None:
         """A reader of a span that can be had without waiting."""
         ...
 
@@ -129,7 +129,7 @@ class SpanSource:
         self._span: Span | None = None
         self._reader: SpanReader | None = None
         # The reader that `begin_now` opened, which can be let go of as it came.
-        self._held: HeldReader | None = None
+        self._held: InstantReader | None = None
         self._first: Block | FileRegion | None = None
         # The whole range, where the first step has brought it.
         self.whole: Block | None = None

@@ -27,7 +27,7 @@ from gateway.store.held import HeldReads, choose
 from gateway.store.reading import ReadAnswer, SpanSource
 from gateway.store.versions import Ticket
 from gateway.tiers.disk import DiskTier
-from gateway.tiers.protocol import HeldReader, SpanReader, TierName
+from gateway.tiers.protocol import InstantReader, SpanReader, TierName
 
 T = TypeVar("T")
 
@@ -274,7 +274,7 @@ class _Opener:
         self._disk = disk
         self._filler = filler
 
-    def open_now(self, span: Span) -> HeldReader | None:
+    def open_now(self, span: Span) -> InstantReader | None:
         return self._disk.open_now(span)
 
     async def open(self, span: Span, direct: bool) -> SpanReader:

@@ -35,8 +35,9 @@ from gateway.telemetry.metrics import Metrics
 from gateway.tiers.folder import Folder
 from gateway.tiers.health import Health, Reason, reason_of
 from gateway.tiers.holding import Found, Holding, Sizes, recover
+from gateway.tiers.notes import Notes
 from gateway.tiers.open_files import DiskThreads
-from gateway.tiers.protocol import HeldReader, SpanReader, TierName
+from gateway.tiers.protocol import InstantReader, SpanReader, TierName
 from gateway.tiers.staging import SpanWriter
 
 __all__ = ["DiskTier", "DiskUsage", "SpanWriter"]
@@ -111,7 +112,7 @@ class DiskTier:
             return False
         return holding.small.holds(span) if self._is_small(span) else holding.chunks.holds(span)
 
-    def open_now(self, span: Span) -> HeldReader | None:
+    def open_now(self, span: Span) -> InstantReader | None:
         """As `open`, without waiting: None where it is not held here or would need a thread."""
         holding = self._holding
         if holding is None:
@@ -128,6 +129,12 @@ class DiskTier:
         if self._is_small(span):
             return await holding.small.open(span)
         return await holding.chunks.open(span)
+
+    def note(self, notes: Notes) -> None:
+        """Takes in what another process of the node read here (`HeldDisk.take_notes`): it counts as
+        read, and what was found corrupt is dropped."""
+        if self._holding is not None:
+            self._holding.note(notes)
 
     async def begin(self, size_bytes: int) -> SpanWriter:
         """A growing chunk file with room for `size_bytes`. TierFull, TierUnavailable."""
@@ -379,15 +386,15 @@ class DiskTier:
             log.error("cache starts empty", reason=self._lost)
             self._lost = None
             await self._detach()
-            await self._threads.write(self._remove_index)
+            await self._threads.write(self._remove_index, holding.folder)
             await self._attach(blind=True)
         elif not await self._threads.read(holding.folder.is_there):
             self._health.failed("missing", f"{self._config.path} is not there any more")
             await self._detach()
 
-    def _remove_index(self) -> None:
+    def _remove_index(self, folder: Folder) -> None:
         try:
-            (self._config.path / "index.lmdb").unlink(missing_ok=True)
+            folder.remove_index()
         except OSError:
             log.exception("the index cannot be removed")
 
@@ -403,6 +410,7 @@ class DiskTier:
             if self._health.reason is not None:
                 await self._threads.write(holding.folder.probe)
             await self._threads.write(holding.folder.beat)
+            await holding.index.clear_dead_readers()
         except OSError as error:
             self._health.failed(self._reason(error), str(error))
             return

@@ -66,7 +66,7 @@ class SpanReader(Protocol):
         ...
 
 
-class HeldReader(SpanReader, Protocol):
+class InstantReader(SpanReader, Protocol):
     """A reader that was opened without waiting, and can be let go of in the same way."""
 
     def release(self) -> None:
