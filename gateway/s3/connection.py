@@ -170,13 +170,17 @@ class Connection(asyncio.Protocol):
             self._active = True
             self._head_since = None
             stop = read.stop
-            if held.whole is None:
-                self._sending = asyncio.create_task(self._send(held, data[start:stop]))
+            closes = self._last_word
+            try:
+                sent = self._gate.held.send_now(held, self, connection=closes)
+            except ClientGoneError:
+                self.abort()
+                return
+            if not sent:
+                self._sending = asyncio.create_task(self._send(held, data[start:stop], closes))
                 if stop < len(data):
                     self._keep(data[stop:])
                 return
-            closes = self._last_word
-            self._gate.held.send_whole(held, self, connection=closes)
             if closes:
                 self._close()
                 return
@@ -216,8 +220,7 @@ class Connection(asyncio.Protocol):
 
     # The fast lane
 
-    async def _send(self, held: HeldAnswer, request: bytes) -> None:
-        closes = self._last_word
+    async def _send(self, held: HeldAnswer, request: bytes, closes: str) -> None:
         try:
             sent = await self._gate.held.send(held, self, connection=closes)
         except asyncio.CancelledError:
@@ -321,6 +324,10 @@ class Connection(asyncio.Protocol):
             await self._drained
         if self._transport is None or self._transport.is_closing():
             raise ClientGoneError
+
+    def send_region_now(self, head: bytes, region: FileRegion) -> tuple[bytes, FileRegion] | None:
+        assert self._files is not None  # noqa: S101 - it has said that it sends files
+        return self._files.send_now(head, region)
 
     async def send_region(self, head: bytes, region: FileRegion) -> None:
         await self.drain()
