@@ -76,7 +76,8 @@ def parse(data: bytes, start: int, limit_bytes: int) -> PlainRead | None:
     if len(fields) != len(headers) or "host" not in fields:
         return None
     path, _, query = target.decode("ascii").partition("?")
-    return PlainRead(RequestHead(method.decode("ascii"), path, query, tuple(headers)), stop)
+    head = RequestHead.plain(method.decode("ascii"), path, query, tuple(headers), fields)
+    return PlainRead(head, stop)
 
 
 def message_bytes(data: bytes, start: int) -> int | None:
