@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from gateway.auth.identity import Identity
 from gateway.auth.request import RequestHead
 from gateway.auth.sigv4 import Authenticator
-from gateway.errors import S3Error
+from gateway.errors import InvalidArgument, InvalidToken, S3Error, SignatureDoesNotMatch
 from tests.auth.signing_client import REGION, TENANT, signed_head, with_header
 
 
@@ -47,9 +47,8 @@ def _heads(expires: int | None) -> list[RequestHead]:
 
 TEXT = st.text(st.sampled_from("aA0%2F/=&;. \t~é\udcff-"), max_size=6)
 NAMES = st.sampled_from(
-    "host range user-agent authorization date x-amz-date x-amz-content-sha256 x-amz-acl "
-    "x-amz-security-token x-amz-meta-a".split()
-)
+    ("host", "range", "user-agent", "authorization", "date", "x-amz-date", "x-amz-acl")
+) | st.sampled_from(("x-amz-content-sha256", "x-amz-security-token", "x-amz-meta-a"))
 ANEW = st.sampled_from(["", "X-Amz-Date=20200101T000000Z", "X-Amz-Expires=1", "acl", "a=b"])
 
 
@@ -115,6 +114,49 @@ def test_the_clock_is_asked_each_time(expires: int | None, later_seconds: int) -
     warm.authenticate(head)
     now = signed_at + later_seconds
     assert _verdict(warm, head) == _verdict(_authenticator(now), head)
+
+
+@pytest.mark.parametrize("expires", [None, 60])
+def test_a_token_is_refused_where_an_empty_one_was_proven(expires: int | None) -> None:
+    now = datetime.now(UTC).timestamp()
+    warm = _authenticator(now)
+    without, token = (
+        signed_head(headers=[("x-amz-security-token", value)], expires=expires)
+        for value in ("", "session")
+    )
+    assert warm.authenticate(without).tenant is TENANT
+    verdict = _verdict(warm, token)
+    assert verdict == _verdict(_authenticator(now), token)
+    assert verdict[0] is InvalidToken
+
+
+def test_a_proven_header_does_not_excuse_a_signature_in_the_query() -> None:
+    warm = _authenticator()
+    warm.authenticate(signed_head())
+    for name in ("X-Amz-Signature", "X-Amz-Algorithm", "X-Amz-Credential"):
+        with pytest.raises(InvalidArgument, match="Only one auth mechanism"):
+            warm.authenticate(signed_head(query=[(name, "0")]))
+
+
+def test_what_follows_the_signature_in_a_proven_url_cannot_be_left_out() -> None:
+    warm = _authenticator()
+    head = signed_head(query=[("versionId", "1")], expires=60)
+    rest = head.query.replace("&versionId=1", "").replace("versionId=1&", "")
+    turned = RequestHead("GET", head.path, f"{rest}&versionId=1", head.headers)
+    assert warm.authenticate(turned).tenant is TENANT
+    without = RequestHead("GET", head.path, rest, head.headers)
+    for _ in range(2):
+        with pytest.raises(SignatureDoesNotMatch):
+            warm.authenticate(without)
+
+
+def test_the_payload_of_a_proven_url_cannot_be_declared_otherwise() -> None:
+    warm = _authenticator()
+    declared = with_header(signed_head(expires=60), "x-amz-content-sha256", "UNSIGNED-PAYLOAD")
+    for _ in range(2):
+        assert warm.authenticate(declared).payload.kind == "unsigned"
+    with pytest.raises(SignatureDoesNotMatch):
+        warm.authenticate(with_header(declared, "x-amz-content-sha256", "0" * 64))
 
 
 def _remembered(subject: Authenticator) -> int:
