@@ -30,7 +30,7 @@ https://docs.aws.amazon.com/AmazonS3/latest/userguide/using-with-s3-policy-actio
 
 from collections.abc import Iterable, Sequence
 
-from gateway.auth.sigv4 import Identity
+from gateway.auth.identity import Identity
 from gateway.config import Rule
 from gateway.errors import AccessDenied
 

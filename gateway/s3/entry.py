@@ -3,9 +3,10 @@ whichever lane a request comes by."""
 
 from collections.abc import Callable
 
+from gateway.auth.identity import Identity
 from gateway.auth.policy import authorise, needed_besides
 from gateway.auth.request import RequestHead
-from gateway.auth.sigv4 import Authenticator, Identity
+from gateway.auth.sigv4 import Authenticator
 from gateway.config import S3Config
 from gateway.errors import NoSuchBucket
 from gateway.s3.headers import with_hoisted

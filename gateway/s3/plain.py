@@ -76,9 +76,7 @@ def parse(data: bytes, start: int, limit_bytes: int) -> PlainRead | None:
     if len(fields) != len(found) or "host" not in fields:
         return None
     path, _, query = target.decode("ascii").partition("?")
-    head = RequestHead(_METHODS[method], path, query, tuple(fields.items()))
-    # Every name came once, so these are the first values.
-    head.__dict__["fields"] = fields
+    head = RequestHead.plain(_METHODS[method], path, query, tuple(fields.items()), fields)
     return PlainRead(head, stop)
 
 

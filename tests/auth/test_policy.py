@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.auth.identity import ANONYMOUS, UNSIGNED, Identity
 from gateway.auth.policy import allowed, authorise, matches, needed_besides
-from gateway.auth.sigv4 import ANONYMOUS, UNSIGNED, Identity
 from gateway.auth.tenants import Tenant
 from gateway.config import Rule, Secret
 from gateway.errors import AccessDenied

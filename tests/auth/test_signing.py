@@ -9,12 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.auth.signing import (
+    Moment,
     SigningKey,
+    canonical_headers,
     canonical_pairs,
     canonical_path,
-    canonical_value,
-    merged,
     same,
+    string_to_sign,
 )
 from gateway.config import Secret
 
@@ -59,12 +60,12 @@ def test_a_query_is_sorted_by_name_before_value() -> None:
     assert canonical_pairs("a-=1&a=2&a=1&b") == [("a", "1"), ("a", "2"), ("a-", "1"), ("b", "")]
 
 
-def test_repeated_headers_are_joined_in_wire_order() -> None:
-    assert merged((("x", "1"), ("y", "2"), ("x", "0"))) == {"x": "1,0", "y": "2"}
-
-
 def test_blanks_within_a_value_are_folded() -> None:
-    assert canonical_value("a  b\t c d") == "a b c d"
+    fields = {"x": "a  b\t c d", "y": "e f", "z": "g"}
+    assert canonical_headers(["y", "x"], fields) == "y:e f\nx:a b c d"
+    assert canonical_headers(["z", "y"], fields) == "z:g\ny:e f"
+    with pytest.raises(KeyError, match="w"):
+        canonical_headers(["x", "w"], fields)
 
 
 @given(st.text(max_size=80), st.text())
@@ -74,6 +75,18 @@ def test_a_signature_is_an_hmac_under_the_derived_key(secret: str, message: str)
         key = hmac.digest(key, part, "sha256")
     expected = hmac.new(key, message.encode(), hashlib.sha256).hexdigest()
     assert SigningKey(Secret(secret), "20130524", "us-east-1").sign(message) == expected
+
+
+@given(st.text(st.characters()), st.sampled_from(["20130524T000000Z", "20130524T235959Z"]))
+def test_a_moment_signs_what_its_string_to_sign_says(
+    canonical_request: str, timestamp: str
+) -> None:
+    key = SigningKey(Secret("secret"), "20130524", "us-east-1")
+    scope = "20130524/us-east-1/s3/aws4_request"
+    expected = key.sign(string_to_sign(timestamp, scope, canonical_request))
+    moment = Moment(key, timestamp, 0, scope)
+    assert moment.sign(canonical_request) == expected
+    assert moment.sign(canonical_request) == expected
 
 
 def test_signatures_that_are_not_ascii_compare_as_different() -> None:
