@@ -4,33 +4,35 @@ from typing import Literal
 
 from msgspec import Struct, field
 
+Method = Literal["GET", "HEAD", "PUT"]
+
 
 class Job(Struct, frozen=True, kw_only=True):
     """One run of requests against one server.
 
-    The keys are `prefix`/000000 to `prefix`/(count - 1). With `seconds` they are asked for round
-    and round, in a shuffled order, until the time is up; without, each exactly once. With
-    `rate` (requests per second) requests are sent when they are due and not when an answer sets a
-    connection free, and latency counts from when they were due. One answer in `sample_every` is
-    hashed. `limit`: only the first so many in the shuffled order. `numbered` False: every key holds
-    the bytes of object 0, as after a run of PUTs.
+    The keys are `prefix`/000000 to `prefix`/(count - 1), in a shuffled order, round and round until
+    `requests` are sent or `seconds` are up. No two requests are the same bytes. `mix` says what is
+    asked, and in what shares. With `piece_bytes` each GET is of a range of so many bytes at some
+    offset. With `rate` (requests per second) requests are sent when they are due and not when an
+    answer sets a connection free, and latency counts from when they were due. One body in
+    `sample_every` is hashed.
     """
 
-    method: Literal["GET", "PUT"]
+    mix: dict[Method, int]
     host: str
     port: int
     bucket: str
     prefix: str
     count: int
     size_bytes: int
+    requests: int
     connections: int
     access_key: str
     secret_key: str
+    piece_bytes: int | None = None
     seconds: float | None = None
     rate: float | None = None
     sample_every: int = 64
-    limit: int | None = None
-    numbered: bool = True
     timeout_seconds: float = 60.0
 
 
@@ -43,7 +45,11 @@ class Latency(Struct, frozen=True):
 
 
 class Outcome(Struct, frozen=True, kw_only=True):
-    """What came of a job. `requests` are those answered rightly; `failures` all others."""
+    """What came of a job. `requests` are those answered rightly; `failures` all others.
+
+    `first_byte` is the time to the first byte of a body, `by_method` the latency of each method of
+    a mix, `client_busy` the share of a core that the load generator itself used while the clock ran.
+    """
 
     requests: int
     failures: int
@@ -51,13 +57,19 @@ class Outcome(Struct, frozen=True, kw_only=True):
     body_bytes: int
     seconds: float
     latency: Latency
+    first_byte: Latency
+    by_method: dict[str, Latency]
     hashed: int
     tiers: dict[str, int] = field(default_factory=dict)
-    client_cpu_seconds: float = 0.0
+    client_busy: float = 0.0
 
     @property
     def per_second(self) -> float:
         return self.requests / self.seconds if self.seconds else 0.0
+
+    @property
+    def bytes_per_second(self) -> float:
+        return self.body_bytes / self.seconds if self.seconds else 0.0
 
 
 def latency(nanoseconds: list[int]) -> Latency:
