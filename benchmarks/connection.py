@@ -11,6 +11,7 @@ import socket
 import time
 from collections import deque
 from hashlib import sha256
+from itertools import islice
 
 from benchmarks import objects
 from benchmarks.jobs import Job
@@ -20,6 +21,8 @@ _HEAD_LIMIT_BYTES = 16_384
 # Enough for a head and a small body at once; what is longer is dropped without a copy.
 _FIRST_BYTES = 16_384
 _BUFFER_BYTES = 1024**2
+# Parts of a body sent at once; the kernel takes no more than 1,024.
+_PARTS = 512
 _BUFFER = memoryview(mmap.mmap(-1, _BUFFER_BYTES))
 _LENGTH = re.compile(rb"\r\ncontent-length:[ \t]*(\d+)", re.IGNORECASE)
 _TIER = re.compile(rb"\r\nx-feedrack-tier:[ \t]*(\w+)", re.IGNORECASE)
@@ -91,7 +94,7 @@ class Connection:
         waiting = self.out
         try:
             while waiting:
-                sent = self.sock.sendmsg(waiting)
+                sent = self.sock.sendmsg([*islice(waiting, _PARTS)])
                 while waiting and sent >= len(waiting[0]):
                     sent -= len(waiting.popleft())
                 if waiting:
@@ -158,11 +161,9 @@ class Connection:
             line = head[: head.find(b"\r")].decode("latin-1")
             raise WrongAnswerError(f"{line} {head[end : end + 300].decode('latin-1')}")
         length = _LENGTH.search(head, 0, end)
-        if length is None:
-            # RFC 9112 6.3: a 204 has no body and no length.
-            announced = 0 if head[9:12] == b"204" else -1
-        else:
-            announced = int(length[1])
+        # RFC 9112 6.3: a 204 has no body and no length.
+        without = 0 if head[9:12] == b"204" else -1
+        announced = without if length is None else int(length[1])
         wanted = {"GET": self._body_bytes, "HEAD": self.job.size_bytes}.get(request.method)
         if announced < 0 or (wanted is not None and announced != wanted):
             raise WrongAnswerError(f"a length of {announced} bytes instead of {wanted}")

@@ -15,7 +15,7 @@ class Job(Struct, frozen=True, kw_only=True):
     asked, and in what shares. With `piece_bytes` each GET is of a range of so many bytes at some
     offset. With `rate` (requests per second) requests are sent when they are due and not when an
     answer sets a connection free, and latency counts from when they were due. One body in
-    `sample_every` is hashed.
+    `sample_every` is hashed; 0: none.
     """
 
     mix: dict[Method, int]
@@ -48,7 +48,7 @@ class Outcome(Struct, frozen=True, kw_only=True):
     """What came of a job. `requests` are those answered rightly; `failures` all others.
 
     `first_byte` is the time to the first byte of a body, `by_method` the latency of each method of
-    a mix, `client_busy` the share of a core that the load generator itself used while the clock ran.
+    a mix, `client_busy` the share of a core that the load generator used while the clock ran.
     """
 
     requests: int

@@ -75,10 +75,10 @@ class _Load:
         )
 
     def _by_method(self) -> dict[str, Latency]:
-        return {
-            method: latency([whole_ns for asked, whole_ns, _ in self.done if asked.method == method])
-            for method in self.job.mix
-        }
+        taken_ns: dict[str, list[int]] = {method: [] for method in self.job.mix}
+        for request, whole_ns, _ in self.done:
+            taken_ns[request.method].append(whole_ns)
+        return {method: latency(all_ns) for method, all_ns in taken_ns.items()}
 
     def _closed_loop(self) -> None:
         """Every connection asks again as soon as it has its answer."""
@@ -113,7 +113,8 @@ class _Load:
         if request is None:
             return False
         kept = None
-        if self.sent % self.job.sample_every == 0 and request.method == "GET":
+        every = self.job.sample_every
+        if every and self.sent % every == 0 and request.method == "GET":
             size_bytes = answer_bytes(self.job)
             if 0 < size_bytes <= _KEPT_LIMIT_BYTES - self.kept_bytes:
                 kept = mmap.mmap(-1, size_bytes)

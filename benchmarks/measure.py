@@ -146,9 +146,7 @@ def ratio(ours: Rounds, theirs: Rounds, figure: Figure) -> float | None:
     Two servers of one round met the same machine; those of different rounds may not have. None
     where a round has nothing to divide by.
     """
-    pairs = [
-        (figure(our), figure(their)) for our, their in zip(ours, theirs, strict=False)
-    ]
+    pairs = [(figure(our), figure(their)) for our, their in zip(ours, theirs, strict=False)]
     if not pairs or not all(their for _, their in pairs):
         return None
     return median(our / their for our, their in pairs)

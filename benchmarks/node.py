@@ -25,6 +25,7 @@ class Feedrack(Server):
         "one process over a directory origin, signatures checked, every kept byte under a "
         "checksum, one log line a request, PUTs synced"
     )
+    caches = True
     workers = 1
 
     def __init__(self, data: Path, folder: Path) -> None:
@@ -85,9 +86,6 @@ class Feedrack(Server):
             return bool(answer.status == 200)
         return False
 
-    def empty_cache(self) -> None:
-        self.restart()
-
 
 class OneWorker(Feedrack):
     """The same with two cores to run on, to hold two workers against."""
@@ -111,7 +109,10 @@ class TwoWorkers(OneWorker):
         super().__init__(data, folder)
         folder.mkdir(parents=True, exist_ok=True)
         checked = subprocess.run(
-            [self._program, "config", str(self.write_config())], capture_output=True, text=True
+            [self._program, "config", str(self.write_config())],
+            capture_output=True,
+            text=True,
+            check=False,
         )
         if checked.returncode:
             reason = " ".join(checked.stderr.split())

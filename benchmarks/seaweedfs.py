@@ -4,6 +4,7 @@ As it comes, with two exceptions: what it would send over the network (telemetry
 (Iceberg, Lance) is off, and volumes are 1 GiB, so that a small disk has room for eight of them.
 """
 
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -19,6 +20,8 @@ class SeaweedFS(Server):
     name = "seaweedfs"
     note = "`weed server -s3` as it comes: no access log, PUTs not synced"
     serves_files = False
+    # Nothing is to be kept, and a proper end takes it half a minute.
+    stop_signal = signal.SIGKILL
 
     def __init__(self, data: Path, folder: Path) -> None:
         super().__init__(data, folder)
@@ -32,7 +35,9 @@ class SeaweedFS(Server):
 
     @property
     def version(self) -> str:
-        said = subprocess.run([self._program, "version"], capture_output=True, text=True)
+        said = subprocess.run(
+            [self._program, "version"], capture_output=True, text=True, check=True
+        )
         return f"SeaweedFS {said.stdout.split()[2]}"
 
     def launch(self) -> None:

@@ -49,12 +49,14 @@ class Server(ABC):
     """One peer. `folder` is its own, for configuration, cache and logs; use as a context.
 
     `serves_files`: it answers from the files under `data`; others are given their objects by PUT.
-    `put_missing`: why it is left out of PUT.
+    `caches`: it begins each round with nothing held. `put_missing`: why it is left out of PUT.
     """
 
     name: str
     note: str
     serves_files = True
+    caches = False
+    stop_signal = signal.SIGTERM
     put_missing: str | None = None
 
     def __init__(self, data: Path, folder: Path) -> None:
@@ -105,9 +107,6 @@ class Server(ABC):
                 said = (self.folder / "output.log").read_text("utf-8", "replace")
                 raise RuntimeError(f"{self.name} does not start: {said[-2000:]}")
             time.sleep(0.02)
-
-    def empty_cache(self) -> None:
-        """Makes it forget what it has cached; nothing, where there is no cache before an origin."""
 
     def run_on(self, cores: set[int]) -> None:
         """Moves all threads of the server to these cores."""
@@ -184,7 +183,7 @@ class Server(ABC):
         processes, self._processes = self._processes, []
         # The last started rests on those before it.
         for process in reversed(processes):
-            process.send_signal(signal.SIGTERM)
+            process.send_signal(self.stop_signal)
             try:
                 process.wait(_STOP_SECONDS)
             except subprocess.TimeoutExpired:
