@@ -95,7 +95,7 @@ class _Load:
         number = 0
         while True:
             due_ns = started_ns + int(number * interval_ns)
-            if due_ns > self.until_ns:
+            if due_ns >= self.until_ns:
                 break
             if time.perf_counter_ns() >= due_ns and self.idle:
                 if not self._next(self.idle[0], due_ns):

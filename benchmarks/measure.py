@@ -94,9 +94,9 @@ def job(server: Server, *, prefix: str, count: int, size_bytes: int, connections
 
 
 def measure(server: Server, driver: Driver, task: Job) -> Sample:
-    """Does the job; CPU is counted until the server has come to rest again."""
+    """Does the job; CPU is counted until the server, at rest now, has come to rest again."""
     server.forget_peak()
-    before = server.cpu_seconds()
+    before = server.cpu_seconds_now()
     outcome = driver.run(task)
     return Sample(
         outcome=outcome,

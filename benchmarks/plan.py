@@ -1,5 +1,7 @@
 """What is measured: the objects, the tasks, how often and for how long."""
 
+from typing import Any
+
 import msgspec
 from msgspec import Struct
 
@@ -62,10 +64,14 @@ class Upload(Struct, frozen=True, kw_only=True):
 
 
 class Cold(Struct, frozen=True, kw_only=True):
-    """Objects read once through a node that never saw them, and from its origin beside it."""
+    """Objects read once through a node that never saw them, and from its origin beside it.
+
+    `plainly`: by aiobotocore as well.
+    """
 
     size: Size
     requests: int
+    plainly: bool = False
 
 
 class Plan(Struct, frozen=True, kw_only=True):
@@ -82,67 +88,57 @@ class Plan(Struct, frozen=True, kw_only=True):
 
 
 _SMALL = Size(label="4 KiB", size_bytes=4096, count=2000)
+_MEDIUM = Size(label="64 KiB", size_bytes=65_536, count=500)
 
 
-def _reads(
-    medium: Size, large: Size, huge: Size, pieces_of: Size, seconds: float
-) -> tuple[Read, ...]:
+def _reads(large: Size, huge: Size, pieces_of: Size, seconds: float) -> tuple[Read, ...]:
     some = int(40_000 * seconds)
+
+    def read(size: Size, connections: int = 32, share: int = 1, **more: Any) -> Read:
+        return Read(
+            size=size, connections=connections, requests=some // share, seconds=seconds, **more
+        )
+
     return (
-        Read(
-            size=_SMALL,
-            connections=32,
-            requests=some,
-            seconds=seconds,
-            paced=True,
-            silent=True,
-        ),
-        Read(size=medium, connections=32, requests=some // 2, seconds=seconds, silent=True),
-        Read(size=large, connections=32, requests=some // 10, seconds=seconds, paced=True),
-        Read(size=huge, connections=1, requests=some // 1000, seconds=seconds),
-        Read(size=huge, connections=4, requests=some // 1000, seconds=seconds),
-        Read(
-            size=pieces_of,
-            connections=32,
-            requests=some,
-            seconds=seconds,
-            piece_bytes=4096,
-        ),
+        read(_SMALL, paced=True, silent=True),
+        read(_MEDIUM, share=2, silent=True),
+        read(large, share=10, paced=True),
+        read(huge, connections=1, share=1000),
+        read(huge, connections=4, share=1000),
+        read(pieces_of, piece_bytes=4096),
     )
 
 
 def _full() -> Plan:
-    medium = Size(label="64 KiB", size_bytes=65_536, count=1000)
     large = Size(label="1 MiB", size_bytes=_MIB, count=256)
     huge = Size(label="256 MiB", size_bytes=256 * _MIB, count=2, connections=2)
     largest = Size(label="1 GiB", size_bytes=1024 * _MIB, count=1, connections=1)
     fills = Size(label="64 MiB", size_bytes=64 * _MIB, count=8, connections=4)
     return Plan(
         rounds=3,
-        sizes=(_SMALL, medium, large, huge, largest),
-        reads=_reads(medium, large, huge, largest, 1.0),
+        sizes=(_SMALL, _MEDIUM, large, huge, largest),
+        reads=_reads(large, huge, largest, 1.0),
         uploads=(
-            Upload(size=msgspec.structs.replace(_SMALL, count=6000), seconds=1.5),
+            Upload(size=msgspec.structs.replace(_SMALL, count=6000), seconds=1.0),
             Upload(size=fills, seconds=10.0),
         ),
-        colds=(Cold(size=_SMALL, requests=200), Cold(size=fills, requests=8)),
+        colds=(Cold(size=_SMALL, requests=200), Cold(size=fills, requests=8, plainly=True)),
     )
 
 
 def _quick() -> Plan:
-    medium = Size(label="64 KiB", size_bytes=65_536, count=500)
     large = Size(label="1 MiB", size_bytes=_MIB, count=64)
     huge = Size(label="256 MiB", size_bytes=256 * _MIB, count=1, connections=1)
     fills = Size(label="64 MiB", size_bytes=64 * _MIB, count=3, connections=3)
     return Plan(
         rounds=1,
-        sizes=(_SMALL, medium, large, huge),
-        reads=_reads(medium, large, huge, huge, 0.5),
+        sizes=(_SMALL, _MEDIUM, large, huge),
+        reads=_reads(large, huge, huge, 0.4),
         uploads=(
-            Upload(size=msgspec.structs.replace(_SMALL, count=6000), seconds=0.5),
-            Upload(size=fills, seconds=10.0),
+            Upload(size=msgspec.structs.replace(_SMALL, count=2000), seconds=0.4),
+            Upload(size=fills, seconds=5.0),
         ),
-        colds=(Cold(size=_SMALL, requests=100), Cold(size=fills, requests=3)),
+        colds=(Cold(size=_SMALL, requests=100), Cold(size=fills, requests=3, plainly=True)),
     )
 
 

@@ -55,8 +55,9 @@ class Rounds:
         """Starts caching servers anew; all servers in the order of this round."""
         self._number += 1
         for server in servers:
-            if server.caches:
+            if server.caches and self._number > 1:
                 server.restart()
+            server.cpu_seconds()
         return [*servers] if self._number % 2 else [*reversed(servers)]
 
     def fill(self, servers: Sequence[Server], sizes: Sequence[Size]) -> None:
@@ -127,7 +128,7 @@ class Rounds:
                         once = changed(_once(server, size), requests=task.requests, connections=1)
                         self._sample(cell, server, once)
                     once = changed(_once(origin, size), requests=task.requests)
-                    for way in WAYS:
+                    for way in WAYS if task.plainly else ():
                         self._console.print(f"{way}: {cell.operation} {cell.size}", style="dim")
                         self._keep(cell, way, measure_plain_read(once, way))
         finally:

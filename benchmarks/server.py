@@ -120,14 +120,18 @@ class Server(ABC):
 
         What goes on behind the answers (keeping, syncing) belongs to the requests that caused it.
         """
-        before = self._cpu_seconds()
+        before = self.cpu_seconds_now()
         for _ in range(50):
             time.sleep(0.1)
-            now = self._cpu_seconds()
+            now = self.cpu_seconds_now()
             if now - before < _SETTLED_SECONDS:
                 return now
             before = now
         return before
+
+    def cpu_seconds_now(self) -> float:
+        """The same at this moment, whatever it does."""
+        return sum(time.clock_gettime(_cpu_clock(process.pid)) for process in self._family())
 
     def forget_peak(self) -> None:
         """Sets the kernel's mark of the highest resident size back to the present."""
@@ -171,9 +175,6 @@ class Server(ABC):
         except OSError:
             return False
         return True
-
-    def _cpu_seconds(self) -> float:
-        return sum(time.clock_gettime(_cpu_clock(process.pid)) for process in self._family())
 
     def _family(self) -> list[psutil.Process]:
         parents = [psutil.Process(process.pid) for process in self._processes]
