@@ -14,7 +14,7 @@ from hashlib import sha256
 from itertools import islice
 
 from benchmarks import objects
-from benchmarks.jobs import Job
+from benchmarks.jobs import Job, answer_bytes
 from benchmarks.signed import Request, body
 
 _HEAD_LIMIT_BYTES = 16_384
@@ -168,11 +168,6 @@ class Connection:
         if announced < 0 or (wanted is not None and announced != wanted):
             raise WrongAnswerError(f"a length of {announced} bytes instead of {wanted}")
         return 0 if request.method == "HEAD" else announced
-
-
-def answer_bytes(job: Job) -> int:
-    """The length of the body that a GET of this job is answered with."""
-    return job.size_bytes if job.piece_bytes is None else job.piece_bytes
 
 
 def is_right(kept: mmap.mmap, request: Request, job: Job) -> bool:

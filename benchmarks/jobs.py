@@ -36,6 +36,11 @@ class Job(Struct, frozen=True, kw_only=True):
     timeout_seconds: float = 60.0
 
 
+def answer_bytes(job: Job) -> int:
+    """The length of the body that a GET of this job is answered with."""
+    return job.size_bytes if job.piece_bytes is None else job.piece_bytes
+
+
 class Latency(Struct, frozen=True):
     """Percentiles in milliseconds."""
 
@@ -44,11 +49,18 @@ class Latency(Struct, frozen=True):
     p999_ms: float
 
 
+class Part(Struct, frozen=True):
+    """One method's share of a mix."""
+
+    requests: int
+    latency: Latency
+
+
 class Outcome(Struct, frozen=True, kw_only=True):
     """What came of a job. `requests` are those answered rightly; `failures` all others.
 
-    `first_byte` is the time to the first byte of a body, `by_method` the latency of each method of
-    a mix, `client_busy` the share of a core that the load generator used while the clock ran.
+    `first_byte` is the time to the first byte of a body, `client_busy` the share of a core that the
+    load generator used while the clock ran.
     """
 
     requests: int
@@ -58,7 +70,7 @@ class Outcome(Struct, frozen=True, kw_only=True):
     seconds: float
     latency: Latency
     first_byte: Latency
-    by_method: dict[str, Latency]
+    by_method: dict[str, Part]
     hashed: int
     tiers: dict[str, int] = field(default_factory=dict)
     client_busy: float = 0.0

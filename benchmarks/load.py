@@ -16,8 +16,8 @@ from collections.abc import Iterator
 
 import msgspec
 
-from benchmarks.connection import Connection, WrongAnswerError, answer_bytes, is_right
-from benchmarks.jobs import Job, Latency, Outcome, latency
+from benchmarks.connection import Connection, WrongAnswerError, is_right
+from benchmarks.jobs import Job, Outcome, Part, answer_bytes, latency
 from benchmarks.signed import Request, Seconds, prepare
 
 # Bodies held for hashing, in all; what would go beyond is not sampled.
@@ -74,11 +74,11 @@ class _Load:
             client_busy=cpu / seconds,
         )
 
-    def _by_method(self) -> dict[str, Latency]:
+    def _by_method(self) -> dict[str, Part]:
         taken_ns: dict[str, list[int]] = {method: [] for method in self.job.mix}
         for request, whole_ns, _ in self.done:
             taken_ns[request.method].append(whole_ns)
-        return {method: latency(all_ns) for method, all_ns in taken_ns.items()}
+        return {method: Part(len(all_ns), latency(all_ns)) for method, all_ns in taken_ns.items()}
 
     def _closed_loop(self) -> None:
         """Every connection asks again as soon as it has its answer."""

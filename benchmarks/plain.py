@@ -17,7 +17,7 @@ from msgspec import Struct
 from types_aiobotocore_s3.client import S3Client
 
 from benchmarks import objects
-from benchmarks.jobs import Job, Outcome, latency
+from benchmarks.jobs import Job, Outcome, Part, latency
 from benchmarks.measure import Sample
 from benchmarks.server import server_cores
 
@@ -85,7 +85,7 @@ async def _read(asked: _Asked) -> _Told:
             seconds=seconds,
             latency=whole,
             first_byte=latency([read.first_byte_ns for read in reads if read.first_byte_ns]),
-            by_method={"GET": whole},
+            by_method={"GET": Part(job.requests, whole)},
             hashed=0,
             client_busy=cpu / seconds,
         ),

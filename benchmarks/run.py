@@ -30,12 +30,17 @@ _QUICK_SECTIONS = SECTIONS[:4]
 
 
 class Found(Struct, kw_only=True):
-    """What a run brought: samples, the servers' versions, why some are missing, a line on each."""
+    """What a run brought.
+
+    Samples, the servers' versions, why some are missing, a line on each, and wrong answers that
+    no sample tells of.
+    """
 
     samples: Samples
     versions: list[str] = field(default_factory=list)
     missing: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    wrong: list[str] = field(default_factory=list)
 
 
 class _Group(Struct, frozen=True):
@@ -127,6 +132,7 @@ def compare(
                 rounds.two_cores(workers, plan.reads[0])
     # In the order of the registry, whatever the order of the rounds was.
     order = [*PEERS, *WORKERS, OverS3.name]
+    found.wrong = rounds.wrong
     found.samples = {
         cell: dict(sorted(by.items(), key=lambda item: _rank(order, item[0])))
         for cell, by in rounds.samples.items()
@@ -165,7 +171,7 @@ def main(
         # A part of a run does not replace the whole of one.
         name = "quick" if quick else "part" if only or servers else ""
         write(found, where, command, plan.rounds, f"-{name}" if name else "")
-        wrong = sum(
+        wrong = len(found.wrong) + sum(
             sample.outcome.failures
             for by_server in found.samples.values()
             for rounds_of in by_server.values()
@@ -186,6 +192,7 @@ def write(found: Found, where: report.Machine, command: str, rounds: int, suffix
         "generator; ratios",
         "are medians of the rounds' own ratios. How to read this: `docs/benchmarks.md`.",
         "",
+        *[f"**Wrong: {each}**\n" for each in found.wrong],
         "## Aims",
         "",
         *compact,
@@ -212,6 +219,7 @@ def _data(
         "versions": found.versions,
         "notes": found.notes,
         "missing": found.missing,
+        "wrong": found.wrong,
         "aims": reached,
         "cells": [
             {"cell": cell, "server": server, "rounds": rounds}

@@ -64,7 +64,7 @@ class Server(ABC):
         self.folder = folder
         self.port = free_port()
         self.cores = server_cores()
-        self._processes: list[subprocess.Popen[bytes]] = []
+        self.processes: list[subprocess.Popen[bytes]] = []
 
     @property
     @abstractmethod
@@ -101,7 +101,7 @@ class Server(ABC):
     def await_ready(self) -> None:
         until = time.monotonic() + _START_SECONDS
         while not self.ready():
-            ended = any(process.poll() is not None for process in self._processes)
+            ended = any(process.poll() is not None for process in self.processes)
             if ended or time.monotonic() > until:
                 self._stop()
                 said = (self.folder / "output.log").read_text("utf-8", "replace")
@@ -167,7 +167,7 @@ class Server(ABC):
                 cwd=self.folder,
                 preexec_fn=lambda: os.sched_setaffinity(0, cores),  # noqa: PLW1509 - no threads
             )
-        self._processes.append(process)
+        self.processes.append(process)
 
     def listens(self, port: int) -> bool:
         try:
@@ -177,11 +177,11 @@ class Server(ABC):
         return True
 
     def _family(self) -> list[psutil.Process]:
-        parents = [psutil.Process(process.pid) for process in self._processes]
+        parents = [psutil.Process(process.pid) for process in self.processes]
         return [*parents, *(child for each in parents for child in each.children(recursive=True))]
 
     def _stop(self) -> None:
-        processes, self._processes = self._processes, []
+        processes, self.processes = self.processes, []
         # The last started rests on those before it.
         for process in reversed(processes):
             process.send_signal(self.stop_signal)

@@ -1,6 +1,6 @@
 """Samples with the figures that a test wants, to be put where measured ones would be."""
 
-from benchmarks.jobs import Latency, Outcome
+from benchmarks.jobs import Latency, Outcome, Part
 from benchmarks.measure import Sample
 
 
@@ -28,7 +28,7 @@ def sample(
             seconds=requests / per_second,
             latency=latency,
             first_byte=Latency(first_byte_ms, first_byte_ms, first_byte_ms),
-            by_method={"GET": latency},
+            by_method={"GET": Part(requests, latency)},
             hashed=1,
             tiers=tiers or {},
             client_busy=client_busy,

@@ -222,7 +222,8 @@ async def test_a_mix_is_told_method_by_method(serve: Serve) -> None:
     assert (outcome.requests, outcome.failures) == (60, 0)
     assert asked.keys() == outcome.by_method.keys() == mix.keys()
     assert outcome.body_bytes == (asked["GET"] + asked["PUT"]) * SIZE_BYTES
-    assert all(found.p50_ms > 0 for found in outcome.by_method.values())
+    assert asked == {method: part.requests for method, part in outcome.by_method.items()}
+    assert all(part.latency.p50_ms > 0 for part in outcome.by_method.values())
 
 
 async def test_tells_the_first_byte_from_the_last(serve: Serve) -> None:
