@@ -5,6 +5,7 @@ the memory benchmark. Exit status 1 where an answer was wrong.
 """
 
 import shlex
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -158,6 +159,8 @@ def main(
     folder: Path | None,
 ) -> None:
     """Measure one node beside the servers that can be had on this machine."""
+    # Told to end, it ends its servers too.
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     sections = set(only) or set(_QUICK_SECTIONS if quick else SECTIONS)
     plan = QUICK if quick else FULL
     plan = plan.with_rounds(rounds or plan.rounds)

@@ -177,10 +177,13 @@ class Server(ABC):
         return True
 
     def _family(self) -> list[psutil.Process]:
-        parents = [psutil.Process(process.pid) for process in self.processes]
+        parents = [
+            psutil.Process(process.pid) for process in self.processes if process.poll() is None
+        ]
         return [*parents, *(child for each in parents for child in each.children(recursive=True))]
 
     def _stop(self) -> None:
+        family = self._family() if self.processes else []
         processes, self.processes = self.processes, []
         # The last started rests on those before it.
         for process in reversed(processes):
@@ -190,6 +193,10 @@ class Server(ABC):
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+        # What is left of it now are children whose parent did not see to them.
+        for each in family:
+            with suppress(psutil.NoSuchProcess):
+                each.kill()
 
 
 def free_port() -> int:

@@ -75,9 +75,10 @@ def test_all_of_it_runs_where_it_is_told_to(tmp_path: Path) -> None:
 
 def test_nothing_of_it_is_left_behind(tmp_path: Path) -> None:
     with make(Family, tmp_path) as server:
-        pid = server.processes[0].pid
+        parent = psutil.Process(server.processes[0].pid)
+        family = [parent, *parent.children(recursive=True)]
     assert not server.folder.exists()
-    assert not psutil.pid_exists(pid)
+    assert psutil.wait_procs(family, timeout=10)[1] == []
 
 
 def test_one_that_does_not_start_says_what_it_said(tmp_path: Path) -> None:
