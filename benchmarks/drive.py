@@ -12,7 +12,7 @@ import sys
 import boto3
 import click
 from botocore.config import Config
-from botocore.exceptions import ClientError
+from botocore.exceptions import BotoCoreError, ClientError
 
 from benchmarks import load
 from benchmarks.jobs import Job, Method, Outcome
@@ -147,11 +147,14 @@ def main(
     except ValueError as error:
         raise click.UsageError(str(error)) from error
     failures = 0
-    if prepare:
-        _create_bucket(job)
-        given = changed(job, mix={"PUT": 1}, requests=objects, seconds=None, rate=None)
-        failures = load.run(given).failures
-    outcome = load.run(job)
+    try:
+        if prepare:
+            _create_bucket(job)
+            given = changed(job, mix={"PUT": 1}, requests=objects, seconds=None, rate=None)
+            failures = load.run(given).failures
+        outcome = load.run(job)
+    except (OSError, BotoCoreError) as error:
+        raise click.ClickException(f"{endpoint}: {error}") from error
     print("\n".join(table(outcome)))
     sys.exit(1 if failures or outcome.failures else 0)
 

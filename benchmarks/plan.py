@@ -117,7 +117,7 @@ def _full() -> Plan:
     return Plan(
         rounds=3,
         sizes=(_SMALL, _MEDIUM, large, huge, largest),
-        reads=_reads(large, huge, largest, 1.0),
+        reads=_reads(large, huge, largest, 0.7),
         uploads=(
             Upload(size=msgspec.structs.replace(_SMALL, count=6000), seconds=1.0),
             Upload(size=fills, seconds=10.0),
