@@ -9,7 +9,7 @@ from typing import Self
 import msgspec
 
 from benchmarks.jobs import Job, Outcome
-from benchmarks.servers import client_cores
+from benchmarks.server import client_cores
 
 
 class Driver:
