@@ -18,7 +18,6 @@ _BLOCK_BYTES = 262_144
 _REGION_BYTES = 2 * 1024**2
 # From which size on sending from the file costs less than reading and writing
 # (`python -m benchmarks.run --only sendfile`).
-
 _FILES_FROM_BYTES = 131_072
 # Failures in a row, without one byte gained, after which a read gives up.
 _PATIENCE = 3
