@@ -18,8 +18,8 @@ from gateway.auth.identity import UNSIGNED, Identity, PayloadKind, PayloadSignin
 from gateway.auth.request import RequestHead
 from gateway.auth.signing import (
     Moment,
+    SignedHeaders,
     SigningKey,
-    canonical_headers,
     canonical_pairs,
     canonical_path,
     same,
@@ -53,8 +53,8 @@ _Kept = TypeVar("_Kept")
 class Credential:
     """What a client says it signs with, and the key that checks it.
 
-    `harmless` are header names that a request signed with it may carry, signed or not: `covered`
-    and those that have been seen to be none of AWS's. `moment` is the last one proven.
+    `harmless` are header names that a request signed with it may carry, signed or not: those
+    covered, and those that have been seen to be none of AWS's. `moment` is the last one proven.
     """
 
     __slots__ = (
@@ -69,10 +69,8 @@ class Credential:
         self.key = key
         self.day = day
         self.scope = scope
-        self.signed_headers = signed_headers
-        self._names = tuple(signed_headers.split(";"))
-        self.covered = frozenset(self._names)
-        self.harmless = self.covered
+        self.signed_headers = SignedHeaders(signed_headers)
+        self.harmless = self.signed_headers.covered
         self.moment: Moment | None = None
         # Those that many requests share.
         self._identities = {
@@ -94,8 +92,9 @@ class Credential:
 
         `path` and `query` are canonical.
         """
-        lines = canonical_headers(self._names, head.fields)
-        return f"{head.method}\n{path}\n{query}\n{lines}\n\n{self.signed_headers}\n{payload}"
+        signed = self.signed_headers
+        lines = signed.lines(head.fields)
+        return f"{head.method}\n{path}\n{query}\n{lines}\n\n{signed.text}\n{payload}"
 
     def identity(self, declared: str, timestamp: str, signature: str) -> Identity:
         """Who signed so, the payload being `declared`. InvalidArgument where it cannot be that."""
@@ -201,7 +200,7 @@ class Proven:
         """Learns from a request that was proved to be signed with what `text` says: of an
         Authorization header, all but the signature."""
         if len(credential.harmless) < _REMEMBERED_NAMES:
-            credential.harmless |= head.fields.keys()
+            credential.harmless = credential.harmless.union(head.fields)
         if len(text) <= _REMEMBERED_LENGTH:
             keep(self._credentials, text, credential)
 

@@ -5,8 +5,9 @@ https://docs.aws.amazon.com/AmazonS3/latest/API/sig-v4-header-based-auth.html
 
 import hmac
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Mapping
 from hashlib import sha256
+from operator import itemgetter
 from urllib.parse import quote, unquote_to_bytes
 
 from gateway.config import Secret
@@ -92,15 +93,26 @@ def canonical_pairs(query: str) -> list[tuple[str, str]]:
     return pairs
 
 
-def canonical_headers(names: Iterable[str], fields: Mapping[str, str]) -> str:
-    """The lines of the signed headers, without the last line feed. KeyError where one is missing.
+class SignedHeaders:
+    """The headers that a signature covers, named as in `text`: "host;x-amz-date"."""
 
-    Runs of blanks within a value are folded into one space.
-    """
-    lines = "\n".join([f"{name}:{fields[name]}" for name in names])
-    if "  " in lines or "\t" in lines:
-        return "\n".join([f"{name}:{_BLANKS.sub(' ', fields[name])}" for name in names])
-    return lines
+    __slots__ = ("_lines", "_values", "covered", "names", "text")
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.names = tuple(text.split(";"))
+        self.covered = frozenset(self.names)
+        # One format and one look-up for all of them: half of what a loop over them takes.
+        self._values: Callable[[Mapping[str, str]], object] = itemgetter(*self.names)
+        self._lines = "\n".join([f"{name.replace('%', '%%')}:%s" for name in self.names])
+
+    def lines(self, fields: Mapping[str, str]) -> str:
+        """Their lines, without the last line feed, runs of blanks within a value folded into one
+        space. KeyError where one is missing."""
+        lines: str = self._lines % self._values(fields)
+        if "  " in lines or "\t" in lines:
+            return "\n".join([f"{name}:{_BLANKS.sub(' ', fields[name])}" for name in self.names])
+        return lines
 
 
 def string_to_sign(timestamp: str, scope: str, canonical_request: str) -> str:

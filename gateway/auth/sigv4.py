@@ -141,7 +141,7 @@ class Authenticator:
         payload = headers.get("x-amz-content-sha256")
         if payload is None:
             raise InvalidRequest("Missing required header for this request: x-amz-content-sha256")
-        unsigned = left_out(headers, credential.covered)
+        unsigned = left_out(headers, credential.signed_headers.covered)
         if unsigned:
             raise not_signed(unsigned)
         _verify(head, query, credential, moment, payload, signature)
@@ -175,7 +175,7 @@ class Authenticator:
         moment = credential.at(timestamp)
         if moment is None:
             raise malformed_query(days_differ(credential.day, timestamp))
-        unsigned = left_out(headers, credential.covered | {"x-amz-content-sha256"})
+        unsigned = left_out(headers, credential.signed_headers.covered | {"x-amz-content-sha256"})
         if unsigned:
             raise not_signed(unsigned)
         # Covered whether it is a signed header or not: it is the canonical request's last line.
@@ -201,7 +201,7 @@ class Authenticator:
         key = self._keys.get((access_key, day)) or SigningKey(tenant.secret, day, self._region)
         scope = f"{day}/{self._region}/{SERVICE}/{TERMINATOR}"
         credential = Credential(tenant, key, day, scope, signed_headers)
-        if "host" not in credential.covered:
+        if "host" not in credential.signed_headers.covered:
             raise not_signed(["host"])
         return credential
 

@@ -2,6 +2,7 @@
 
 import hashlib
 import hmac
+import re
 from urllib.parse import quote, unquote_to_bytes
 
 import pytest
@@ -10,8 +11,8 @@ from hypothesis import strategies as st
 
 from gateway.auth.signing import (
     Moment,
+    SignedHeaders,
     SigningKey,
-    canonical_headers,
     canonical_pairs,
     canonical_path,
     same,
@@ -62,10 +63,19 @@ def test_a_query_is_sorted_by_name_before_value() -> None:
 
 def test_blanks_within_a_value_are_folded() -> None:
     fields = {"x": "a  b\t c d", "y": "e f", "z": "g"}
-    assert canonical_headers(["y", "x"], fields) == "y:e f\nx:a b c d"
-    assert canonical_headers(["z", "y"], fields) == "z:g\ny:e f"
-    with pytest.raises(KeyError, match="w"):
-        canonical_headers(["x", "w"], fields)
+    assert SignedHeaders("y;x").lines(fields) == "y:e f\nx:a b c d"
+    assert SignedHeaders("z;y").lines(fields) == "z:g\ny:e f"
+    assert SignedHeaders("x").lines(fields) == "x:a b c d"
+    for missing in ("w", "w;x", "x;w"):
+        with pytest.raises(KeyError, match="w"):
+            SignedHeaders(missing).lines(fields)
+
+
+@given(st.dictionaries(st.text("a%s-(d", min_size=1), st.text(max_size=5), min_size=1))
+def test_the_lines_of_signed_headers_are_names_and_values(fields: dict[str, str]) -> None:
+    blanks = re.compile("[ \t]+")
+    expected = [f"{name}:{blanks.sub(' ', value)}" for name, value in fields.items()]
+    assert SignedHeaders(";".join(fields)).lines(fields) == "\n".join(expected)
 
 
 @given(st.text(max_size=80), st.text())
