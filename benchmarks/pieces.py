@@ -34,7 +34,7 @@ _HOST = "127.0.0.1:9000"
 _KEY = "imagenet/train/n01440764/n01440764_10026.JPEG"
 _SECRET = "benchmark-secret"
 _BY_BUCKET = (Rule(allow=("*",), buckets=("train", "test-*")), Rule(deny=("Delete*",)))
-_BY_KEY = (Rule(allow=("*",)), Rule(deny=("Put*", "Delete*"), buckets=("train/gold/*",)))
+_BY_KEY = (Rule(allow=("*",), buckets=("train/imagenet/*",)), Rule(deny=("Delete*",)))
 # What boto3 sends with a GET beside what it signs.
 _UNSIGNED_HEADERS = (
     ("accept-encoding", "identity"),
