@@ -136,7 +136,10 @@ def _quick() -> Plan:
     return Plan(
         rounds=1,
         sizes=(small, _MEDIUM, large, huge),
-        reads=_reads(small, large, huge, huge, 0.3),
+        # The slowest task is left to the full run.
+        reads=tuple(
+            task for task in _reads(small, large, huge, huge, 0.3) if task.connections != 4
+        ),
         uploads=(
             Upload(size=msgspec.structs.replace(_SMALL, count=2000), seconds=0.4),
             Upload(size=fills, seconds=5.0),
