@@ -21,6 +21,8 @@ _HEAD_LIMIT_BYTES = 16_384
 # Enough for a head and a small body at once; what is longer is dropped without a copy.
 _FIRST_BYTES = 16_384
 _BUFFER_BYTES = 1024**2
+# Of an error's text.
+_TOLD_BYTES = 200
 # Parts of a body sent at once; the kernel takes no more than 1,024.
 _PARTS = 512
 _BUFFER = memoryview(mmap.mmap(-1, _BUFFER_BYTES))
@@ -158,8 +160,8 @@ class Connection:
     def _expected_bytes(self, request: Request, head: bytes, end: int) -> int:
         """How long the body will be, by the head."""
         if head[9:10] != b"2":
-            line = head[: head.find(b"\r")].decode("latin-1")
-            raise WrongAnswerError(f"{line} {head[end : end + 300].decode('latin-1')}")
+            text = head[: head.find(b"\r")] + b" " + head[end : end + _TOLD_BYTES]
+            raise WrongAnswerError(" ".join(text.decode("latin-1").split()))
         length = _LENGTH.search(head, 0, end)
         # RFC 9112 6.3: a 204 has no body and no length.
         without = 0 if head[9:12] == b"204" else -1

@@ -12,7 +12,7 @@ for another second than before. A server allows a clock to be fifteen minutes wr
 import hmac
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from hashlib import sha256
 
 from msgspec import Struct
@@ -43,14 +43,16 @@ class Request(Struct, frozen=True, gc=False):
 class Seconds:
     """The times to sign for: none twice for the same keys of the same server."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.time) -> None:
+        self._clock = clock
         self._next: dict[tuple[int, str, str], int] = {}
 
     def take(self, job: Job) -> int:
-        """The next second, ten minutes ago at first. RuntimeError where it is too far ahead."""
+        """The next second, from ten minutes ago on. RuntimeError where it is too far ahead."""
         target = (job.port, job.bucket, job.prefix)
-        second = self._next.get(target, int(time.time()) - _SKEW_SECONDS)
-        if second > time.time() + _SKEW_SECONDS:
+        now = int(self._clock())
+        second = max(self._next.get(target, 0), now - _SKEW_SECONDS)
+        if second > now + _SKEW_SECONDS:
             raise RuntimeError(f"no time is left to sign {job.prefix} for: ask for fewer requests")
         self._next[target] = second + 1
         return second

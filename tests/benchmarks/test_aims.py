@@ -115,8 +115,9 @@ def test_the_plan_measures_every_figure() -> None:
         read = {(task.operation, task.size.label, task.connections) for task in plan.reads}
         for size, connections in (("4 KiB", 32), ("64 KiB", 32), ("1 MiB", 32)):
             assert ("warm GET", size, connections) in read
-        assert {("warm GET", "256 MiB", 1), ("warm GET", "256 MiB", 4)} <= read
+        assert ("warm GET", "256 MiB", 1) in read
+        assert plan is QUICK or ("warm GET", "256 MiB", 4) in read
         assert [task.size.label for task in plan.uploads] == ["4 KiB", "64 MiB"]
         assert [task.size.label for task in plan.colds] == ["4 KiB", "64 MiB"]
-        assert next(size for size in plan.sizes if size.label == "4 KiB").count >= 2000
         assert {task.size for task in plan.reads} <= {*plan.sizes}
+    assert FULL.reads[0].size.count >= 2000

@@ -138,6 +138,17 @@ def test_no_signature_is_older_than_a_server_allows() -> None:
     assert time.time() - 700 < found[0] <= found[-1] < time.time()
 
 
+def test_a_long_run_does_not_fall_behind_the_clock() -> None:
+    now = [1_800_000_000.0]
+    seconds = Seconds(clock=lambda: now[0])
+    found = []
+    for _ in range(30):
+        found.append(seconds.take(JOB))
+        now[0] += 60
+        assert now[0] - found[-1] <= 700
+    assert found == sorted(set(found))
+
+
 def test_more_rounds_than_seconds_are_refused() -> None:
     seconds = Seconds()
     with pytest.raises(RuntimeError, match="no time is left to sign some"):
