@@ -73,6 +73,11 @@ class Connection(asyncio.Protocol):
         self.gone = asyncio.Event()
 
     @property
+    def sending(self) -> "asyncio.Task[None] | None":
+        """The fast answer that is being sent, if one is."""
+        return self._sending
+
+    @property
     def idle(self) -> bool:
         """Whether a request, or the rest of its head, is being waited for."""
         return self._sending is None and (self._long is None or self._long.idle)
@@ -173,8 +178,8 @@ class Connection(asyncio.Protocol):
             closes = self._last_word
             try:
                 sent = self._gate.held.send_now(held, self, connection=closes)
-            except ClientGoneError:
-                self.abort()
+            except Exception as error:
+                self._break_off(error)
                 return
             if not sent:
                 self._sending = asyncio.create_task(self._send(held, data[start:stop], closes))
@@ -226,13 +231,8 @@ class Connection(asyncio.Protocol):
         except asyncio.CancelledError:
             self.abort()
             raise
-        except ClientGoneError:
-            self.abort()
-            return
         except Exception as error:
-            # An answer that has begun can only be broken off, so that it is seen to be incomplete.
-            log.warning("answer broken off", remote=self.remote, reason=str(error))
-            self.abort()
+            self._break_off(error)
             return
         finally:
             self._sending = None
@@ -246,6 +246,12 @@ class Connection(asyncio.Protocol):
             self._close()
         else:
             self._go_on()
+
+    def _break_off(self, error: Exception) -> None:
+        """Ends an answer that has begun, so that it is seen to be incomplete."""
+        if not isinstance(error, ClientGoneError):
+            log.warning("answer broken off", remote=self.remote, reason=str(error))
+        self.abort()
 
     @property
     def _last_word(self) -> str:

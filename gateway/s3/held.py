@@ -5,6 +5,7 @@ to wait for between them. It answers only what goes well: whatever is refused, m
 elsewhere is left, as it came, to the long way, which finds the same and has the words for it.
 """
 
+import structlog
 from msgspec import Struct, field
 
 from gateway.auth.request import RequestHead
@@ -20,6 +21,8 @@ from gateway.store.held import HeldReads
 from gateway.store.reading import ReadAnswer
 from gateway.telemetry.metrics import Metrics
 from gateway.tiers.protocol import FileRegion
+
+log = structlog.get_logger()
 
 _READS = frozenset(("GetObject", "HeadObject"))
 
@@ -60,6 +63,10 @@ class HeldEndpoint:
             found = answer_held(request, self._held, files=files)
         except S3Error:
             return None
+        except Exception:
+            # Whatever it is, the long way meets it too, and answers for it.
+            log.exception("a plain read could not be answered at once", key=record.operation.key)
+            return None
         if found is None:
             return None
         answer, read = found
@@ -73,14 +80,20 @@ class HeldEndpoint:
         if whole is None:
             return False
         answer = self._recorder.sign_off(held.answer, held.record)
-        if isinstance(whole, FileRegion):
-            held.rest = held.sending.send_file_now(wire, answer, whole, connection=connection)
-            if held.rest is not None:
-                return False
-        else:
-            held.sending.send_whole(
-                wire, answer, whole, head_only=answer.stream is None, connection=connection
-            )
+        try:
+            if isinstance(whole, FileRegion):
+                held.rest = held.sending.send_file_now(wire, answer, whole, connection=connection)
+                if held.rest is not None:
+                    return False
+            else:
+                held.sending.send_whole(
+                    wire, answer, whole, head_only=answer.stream is None, connection=connection
+                )
+        except Exception as error:
+            held.record.broken = _broken(error)
+            held.read.release()
+            self._tell(held)
+            raise
         held.read.release()
         self._tell(held)
         return True
@@ -95,20 +108,20 @@ class HeldEndpoint:
         told = True
         try:
             if held.rest is not None:
-                await wire.send_region(*held.rest)
+                await sending.send_rest(wire, *held.rest)
             else:
                 await held.read.begin(files=wire.sends_files)
                 held.answer.tier = held.read.tier
                 answer = self._recorder.sign_off(held.answer, record)
                 await sending.send_stream(wire, answer, connection=connection, chunks=True)
-        except ClientGoneError:
-            record.broken = "client gone"
+        except ClientGoneError as error:
+            record.broken = _broken(error)
             raise
         except Exception as error:
             if not sending.begun:
                 told = False
                 return False
-            record.broken = f"{type(error).__name__}: {error}"
+            record.broken = _broken(error)
             raise
         finally:
             await held.read.close()
@@ -121,3 +134,9 @@ class HeldEndpoint:
         self._recorder.tell(
             held.record, remote=held.remote, received_bytes=0, sent_bytes=held.sending.sent_bytes
         )
+
+
+def _broken(error: Exception) -> str:
+    if isinstance(error, ClientGoneError):
+        return "client gone"
+    return f"{type(error).__name__}: {error}"

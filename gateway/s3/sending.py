@@ -86,8 +86,14 @@ class Sending:
         what is left for `Wire.send_region`, None where nothing is."""
         head = render_head(answer.status, answer.headers, region.size_bytes, connection)
         self.begun = True
-        self.sent_bytes = region.size_bytes
-        return wire.send_region_now(head, region)
+        rest = wire.send_region_now(head, region)
+        self.sent_bytes = region.size_bytes - (rest[1].size_bytes if rest is not None else 0)
+        return rest
+
+    async def send_rest(self, wire: Wire, head: bytes, region: FileRegion) -> None:
+        """Sends what `send_file_now` has left."""
+        await wire.send_region(head, region)
+        self.sent_bytes += region.size_bytes
 
     async def send_stream(
         self, wire: Wire, answer: Answer, *, connection: str, chunks: bool

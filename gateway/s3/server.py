@@ -105,8 +105,9 @@ class S3Server:
         if self._sweeper is not None:
             self._sweeper.cancel()
             await asyncio.gather(self._sweeper, return_exceptions=True)
-        self._cut()
         tasks = list(self._lanes.tasks) if self._lanes is not None else []
+        tasks += [sent for each in self._connections if (sent := each.sending) is not None]
+        self._cut()
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
