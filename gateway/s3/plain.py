@@ -22,9 +22,9 @@ _HEAD = re.compile(
     rb"((?:[!#$%&'*+\-.^_`|~0-9A-Za-z]++: [\t -~]*+(?<=[!-~])\r\n){1,100}+)\r\n"
 )
 _LINES = re.compile(r"([^:]++): [\t ]*+([^\r]++)\r\n")
-# After a CONNECT a parser expects no requests any more.
+# After a CONNECT or a PRI (HTTP/2's preface) a parser expects something else than requests.
 _MESSAGE = re.compile(
-    rb"(?!CONNECT )[A-Z]{1,16} [!-~]++ HTTP/1\.[01]\r\n"
+    rb"(?:GET|HEAD|PUT|POST|DELETE|OPTIONS) [!-~]++ HTTP/1\.[01]\r\n"
     rb"((?:[!#$%&'*+\-.^_`|~0-9A-Za-z]++:[^\r\n\0]*+\r\n)*+)\r\n"
 )
 _FRAMING = re.compile(

@@ -294,6 +294,7 @@ def test_a_framed_message_ends_where_aiohttp_ends_it(data: bytes) -> None:
 @settings(many, max_examples=1000)
 @given(messages())
 @example(b"CONNECT h:80 HTTP/1.1\r\nHost: x\r\n\r\n")
+@example(b"PRI / HTTP/1.1\r\n\r\n")
 @example(b"GET /a HTTP/1.1\r\nHost: x\r\nSec-WebSocket-Key1: a\r\n\r\n")
 @example(b"GET /a HTTP/1.1\r\nHost: x\r\nHTTP2-Settings: a\r\nConnection: keep-alive\r\n\r\n")
 def test_whatever_is_sent_the_two_lanes_never_differ(data: bytes) -> None:
