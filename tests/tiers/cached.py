@@ -94,6 +94,20 @@ async def get(tier: DiskTier, of: ObjectVersion) -> bytes | None:
     return None if None in pieces else b"".join(piece for piece in pieces if piece is not None)
 
 
+async def settled(tier: DiskTier) -> None:
+    """Everything that waited in memory is in its file, and no shard grows any more."""
+    holding = tier._holding
+    assert holding is not None
+    await holding.small.log.seal()
+    assert await holding.index.flush()
+
+
+def files(path: Path, *kinds: str) -> list[Path]:
+    """The files of the cache that are chunks, or shards."""
+    found = (file for kind in kinds for file in (path / kind).rglob("*"))
+    return sorted(file for file in found if file.is_file())
+
+
 @contextmanager
 def descriptor_of(path: Path) -> Iterator[int]:
     """A descriptor of the file, beside those that the cache has."""
