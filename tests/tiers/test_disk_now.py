@@ -10,6 +10,7 @@ from gateway.errors import Corrupt, TierUnavailable
 from gateway.model.objects import ObjectVersion, Span
 from gateway.telemetry.metrics import Metrics
 from gateway.tiers.disk import DiskTier
+from gateway.tiers.protocol import SpanReader
 from tests.tiers.cached import (
     CHUNK_BYTES,
     KIB,
@@ -84,7 +85,7 @@ async def test_pages_that_are_not_in_memory_are_left_to_a_thread(tmp_path: Path)
                 with descriptor_of(path) as descriptor:
                     evict_pages(descriptor)
             span = chunks(one)[0]
-            reader = tier.open_now(span)
+            reader: SpanReader | None = tier.open_now(span)
             if one.size_bytes <= SMALL_BYTES:
                 assert reader is None
                 reader = await tier.open(span)
