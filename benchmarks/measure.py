@@ -94,10 +94,15 @@ def job(server: Server, *, prefix: str, count: int, size_bytes: int, connections
 
 
 def measure(server: Server, driver: Driver, task: Job) -> Sample:
-    """Does the job; CPU is counted until the server, at rest now, has come to rest again."""
+    """Does the job; CPU is counted until the server, at rest now, has come to rest again.
+
+    ServerEndedError where it did not live to that end.
+    """
+    server.check_alive()
     server.forget_peak()
     before = server.cpu_seconds_now()
     outcome = driver.run(task)
+    server.check_alive()
     return Sample(
         outcome=outcome,
         cpu_seconds=server.cpu_seconds() - before,

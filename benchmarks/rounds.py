@@ -128,6 +128,7 @@ class Rounds:
                     for server in pair if self._number % 2 else reversed(pair):
                         once = changed(_once(server, size), requests=task.requests, connections=1)
                         self._sample(cell, server, once)
+                    origin.check_alive()
                     once = changed(_once(origin, size), requests=task.requests)
                     for way in WAYS if task.plainly else ():
                         self._console.print(f"{way}: {cell.operation} {cell.size}", style="dim")

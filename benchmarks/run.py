@@ -24,7 +24,7 @@ from benchmarks.peers import PEERS, WORKERS, available, notes
 from benchmarks.plan import FULL, QUICK, Plan
 from benchmarks.rounds import Rounds, write_objects
 from benchmarks.seaweedfs import SeaweedFS
-from benchmarks.server import Server, work_folder
+from benchmarks.server import Server, ServerEndedError, work_folder
 
 SECTIONS = ("get", "put", "cold", "workers", "memory")
 _QUICK_SECTIONS = SECTIONS[:4]
@@ -119,18 +119,23 @@ def compare(
             missing[OverS3.name] = "there is no S3 origin (seaweedfs)"
         elif "cold" in sections:
             node = OverS3(data, folder / "over-s3", origin.port)
-        for number in range(plan.rounds):
-            console.print(f"round {number + 1} of {plan.rounds}")
-            servers = rounds.begin(peers)
-            if "get" in sections:
-                rounds.fill(servers, plan.sizes)
-                rounds.read(servers, plan.reads)
-            if "put" in sections:
-                rounds.upload(servers, plan.uploads)
-            if origin is not None and node is not None:
-                rounds.cold(origin, node, plan.colds)
-            if len(workers) == len(WORKERS):
-                rounds.two_cores(workers, plan.reads[0])
+        try:
+            for number in range(plan.rounds):
+                console.print(f"round {number + 1} of {plan.rounds}")
+                servers = rounds.begin(peers)
+                if "get" in sections:
+                    rounds.fill(servers, plan.sizes)
+                    rounds.read(servers, plan.reads)
+                if "put" in sections:
+                    rounds.upload(servers, plan.uploads)
+                if origin is not None and node is not None:
+                    rounds.cold(origin, node, plan.colds)
+                if len(workers) == len(WORKERS):
+                    rounds.two_cores(workers, plan.reads[0])
+        except ServerEndedError as error:
+            # What was measured until then is kept; the exit status tells that it is not all.
+            console.print(str(error), style="bold red", markup=False)
+            rounds.wrong.append(" ".join(str(error).split())[:300])
     # In the order of the registry, whatever the order of the rounds was.
     order = [*PEERS, *WORKERS, OverS3.name]
     found.wrong = rounds.wrong

@@ -37,6 +37,10 @@ class PeerMissingError(Exception):
     """This peer cannot run here; the message is the line that says why."""
 
 
+class ServerEndedError(Exception):
+    """A server ended in the middle of a measurement; the message has the end of its log."""
+
+
 class Memory(Struct, frozen=True):
     """Resident bytes of a server's processes: all, and without pages of files."""
 
@@ -104,9 +108,16 @@ class Server(ABC):
             ended = any(process.poll() is not None for process in self.processes)
             if ended or time.monotonic() > until:
                 self._stop()
-                said = (self.folder / "output.log").read_text("utf-8", "replace")
-                raise RuntimeError(f"{self.name} does not start: {said[-2000:]}")
+                raise RuntimeError(f"{self.name} does not start: {self._log_end()}")
             time.sleep(0.02)
+
+    def check_alive(self) -> None:
+        """ServerEndedError where one of its processes is no more."""
+        for process in self.processes:
+            if process.poll() is not None:
+                raise ServerEndedError(
+                    f"{self.name} ended with status {process.returncode}: {self._log_end()}"
+                )
 
     def run_on(self, cores: set[int]) -> None:
         """Moves all threads of the server to these cores."""
@@ -175,6 +186,9 @@ class Server(ABC):
         except OSError:
             return False
         return True
+
+    def _log_end(self) -> str:
+        return (self.folder / "output.log").read_text("utf-8", "replace")[-2000:]
 
     def _family(self) -> list[psutil.Process]:
         parents = [

@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.node import TwoWorkers
 from benchmarks.peers import available, notes
-from benchmarks.server import PeerMissingError, Server
+from benchmarks.server import PeerMissingError, Server, ServerEndedError
 
 _BUSY_SECONDS = 0.3
 # A parent that does nothing, and a child of it that works and says when it is done.
@@ -79,6 +79,15 @@ def test_nothing_of_it_is_left_behind(tmp_path: Path) -> None:
         family = [parent, *parent.children(recursive=True)]
     assert not server.folder.exists()
     assert psutil.wait_procs(family, timeout=10)[1] == []
+
+
+def test_one_that_ends_too_early_is_not_measured_on(tmp_path: Path) -> None:
+    with make(Family, tmp_path) as server:
+        server.check_alive()
+        server.processes[0].kill()
+        server.processes[0].wait()
+        with pytest.raises(ServerEndedError, match="family ended with status -9"):
+            server.check_alive()
 
 
 def test_one_that_does_not_start_says_what_it_said(tmp_path: Path) -> None:
