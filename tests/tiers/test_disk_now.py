@@ -115,7 +115,7 @@ async def test_a_corrupt_byte_met_without_waiting_is_dropped_and_counted_once(
         [path] = files(tmp_path, "chunks", "shards")
         raw = path.read_bytes()
         at = raw.index(content(one)[:100])
-        path.write_bytes(raw[:at] + b"?" + raw[at + 1 :])
+        path.write_bytes(raw[:at] + bytes([raw[at] ^ 1]) + raw[at + 1 :])
         reader = tier.open_now(span)
         if size_bytes > SMALL_BYTES:
             assert reader is not None
