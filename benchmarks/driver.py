@@ -30,11 +30,11 @@ class Driver:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if self._process.stdin is not None:
-            self._process.stdin.close()
         if kind is not None:
             self._process.kill()
-        self._process.wait()
+        # Its input ends: that is what it waits for. Then its end is waited for.
+        with self._process:
+            pass
 
     def run(self, job: Job) -> Outcome:
         """The outcome. RuntimeError where the load generator itself broke."""

@@ -8,40 +8,20 @@ import shlex
 import signal
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import click
-from msgspec import Struct, field
+from msgspec import Struct
 from rich.console import Console
 
 from benchmarks import aims, memory, report
-from benchmarks.driver import Driver
-from benchmarks.measure import Samples
-from benchmarks.node import OverS3
-from benchmarks.peers import PEERS, WORKERS, available, notes
-from benchmarks.plan import FULL, QUICK, Plan
-from benchmarks.rounds import Rounds, write_objects
-from benchmarks.seaweedfs import SeaweedFS
-from benchmarks.server import Server, ServerEndedError, work_folder
+from benchmarks.compare import SECTIONS, Found, compare
+from benchmarks.peers import PEERS
+from benchmarks.plan import FULL, QUICK
+from benchmarks.server import work_folder
 
-SECTIONS = ("get", "put", "cold", "workers", "memory")
-_QUICK_SECTIONS = SECTIONS[:4]
-
-
-class Found(Struct, kw_only=True):
-    """What a run brought.
-
-    Samples, the servers' versions, why some are missing, a line on each, and wrong answers that
-    no sample tells of.
-    """
-
-    samples: Samples
-    versions: list[str] = field(default_factory=list)
-    missing: dict[str, str] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
-    wrong: list[str] = field(default_factory=list)
+_MEMORY = "memory"
 
 
 class _Group(Struct, frozen=True):
@@ -88,71 +68,11 @@ _GROUPS = (
 )
 
 
-def compare(
-    plan: Plan, folder: Path, sections: set[str], names: Sequence[str], console: Console
-) -> Found:
-    """All rounds of all sections but memory."""
-    data = folder / "data"
-    write_objects(plan, data)
-    peers, missing = available((PEERS[name] for name in names), data, folder)
-    workers: list[Server] = []
-    if "workers" in sections:
-        workers, lacking = available(WORKERS.values(), data, folder)
-        missing |= lacking
-    found = Found(
-        samples={},
-        versions=[peer.version for peer in peers if peer.name != "nginx silent"],
-        missing=missing,
-        notes=notes([*peers, *workers], missing),
-    )
-    with ExitStack() as stack:
-        driver = stack.enter_context(Driver())
-        rounds = Rounds(plan, driver, console)
-        for peer in peers:
-            stack.enter_context(peer)
-            if not peer.serves_files:
-                colds = [task.size for task in plan.colds if isinstance(peer, SeaweedFS)]
-                rounds.give_objects(peer, dict.fromkeys([*plan.sizes, *colds]))
-        origin = next((peer for peer in peers if isinstance(peer, SeaweedFS)), None)
-        node = None
-        if origin is None:
-            missing[OverS3.name] = "there is no S3 origin (seaweedfs)"
-        elif "cold" in sections:
-            node = OverS3(data, folder / "over-s3", origin.port)
-        try:
-            for number in range(plan.rounds):
-                console.print(f"round {number + 1} of {plan.rounds}")
-                servers = rounds.begin(peers)
-                if "get" in sections:
-                    rounds.fill(servers, plan.sizes)
-                    rounds.read(servers, plan.reads)
-                if "put" in sections:
-                    rounds.upload(servers, plan.uploads)
-                if origin is not None and node is not None:
-                    rounds.cold(origin, node, plan.colds)
-                if len(workers) == len(WORKERS):
-                    rounds.two_cores(workers, plan.reads[0])
-        except ServerEndedError as error:
-            # What was measured until then is kept; the exit status tells that it is not all.
-            console.print(str(error), style="bold red", markup=False)
-            rounds.wrong.append(" ".join(str(error).split())[:300])
-    # In the order of the registry, whatever the order of the rounds was.
-    order = [*PEERS, *WORKERS, OverS3.name]
-    found.wrong = rounds.wrong
-    found.samples = {
-        cell: dict(sorted(by.items(), key=lambda item: _rank(order, item[0])))
-        for cell, by in rounds.samples.items()
-    }
-    return found
-
-
-def _rank(order: Sequence[str], name: str) -> int:
-    return order.index(name) if name in order else len(order)
-
-
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("--quick", is_flag=True, help="One short round, under 90 s; without memory.")
-@click.option("--only", multiple=True, type=click.Choice(SECTIONS), help="Only these sections.")
+@click.option(
+    "--only", multiple=True, type=click.Choice([*SECTIONS, _MEMORY]), help="Only these sections."
+)
 @click.option("--server", "servers", multiple=True, type=click.Choice(list(PEERS)))
 @click.option("--rounds", type=click.IntRange(1), help="How many rounds.  [default: 3, quick: 1]")
 @click.option("--folder", type=click.Path(path_type=Path, file_okay=False, exists=True))
@@ -166,14 +86,14 @@ def main(
     """Measure one node beside the servers that can be had on this machine."""
     # Told to end, it ends its servers too.
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
-    sections = set(only) or set(_QUICK_SECTIONS if quick else SECTIONS)
+    sections = set(only) or {*SECTIONS, *(() if quick else (_MEMORY,))}
     plan = QUICK if quick else FULL
     plan = plan.with_rounds(rounds or plan.rounds)
     where = report.machine()
     command = shlex.join(["python", "-m", "benchmarks.run", *sys.argv[1:]])
     console = Console(stderr=True)
     wrong = 0
-    if sections - {"memory"}:
+    if sections - {_MEMORY}:
         with work_folder(folder) as work:
             found = compare(plan, Path(work), sections, servers or tuple(PEERS), console)
         # A part of a run does not replace the whole of one.
@@ -185,7 +105,7 @@ def main(
             for rounds_of in by_server.values()
             for sample in rounds_of
         )
-    if "memory" in sections:
+    if _MEMORY in sections:
         wrong += memory.bench(where, command, folder, console)
     sys.exit(1 if wrong else 0)
 
