@@ -47,33 +47,40 @@ class S3Opened:
         self.info = info
         self.range = wanted
         self._skip_bytes = wanted.start - covered.start
+        self._left_bytes = wanted.size_bytes
         self._response = response
         self._count = count
         self._fail = fail
 
     async def blocks(self) -> AsyncIterator[bytes]:
-        skip_bytes, left_bytes = self._skip_bytes, self.range.size_bytes
-        content = self._response.content
         try:
-            while left_bytes:
-                try:
-                    block = await content.read(_PIECE_BYTES)
-                except UNREACHABLE as error:
-                    raise self._fail(error) from error
-                if not block:
-                    raise self._fail(f"the answer ended {left_bytes} bytes early")
-                self._count(len(block))
-                if skip_bytes:
-                    skipped = min(skip_bytes, len(block))
-                    skip_bytes -= skipped
-                    block = block[skipped:]
-                    if not block:
-                        continue
-                block = block[:left_bytes]
-                left_bytes -= len(block)
+            while block := await self._next(_PIECE_BYTES):
                 yield block
         finally:
             await self.close()
+
+    async def read_into(self, memory: memoryview) -> int:
+        block = await self._next(len(memory))
+        memory[: len(block)] = block
+        return len(block)
+
+    async def _next(self, limit_bytes: int) -> bytes:
+        """The next bytes of what was wanted, b"" at its end."""
+        while self._left_bytes:
+            try:
+                block = await self._response.content.read(min(limit_bytes, _PIECE_BYTES))
+            except UNREACHABLE as error:
+                raise self._fail(error) from error
+            if not block:
+                raise self._fail(f"the answer ended {self._left_bytes} bytes early")
+            self._count(len(block))
+            skipped = min(self._skip_bytes, len(block))
+            self._skip_bytes -= skipped
+            block = block[skipped : skipped + self._left_bytes]
+            self._left_bytes -= len(block)
+            if block:
+                return block
+        return b""
 
     async def close(self) -> None:
         # An answer read to its end has given its connection back already; any other is cut off.
@@ -91,6 +98,9 @@ class EmptyOpened:
         nothing: tuple[bytes, ...] = ()
         for block in nothing:
             yield block
+
+    async def read_into(self, memory: memoryview) -> int:  # noqa: ARG002 - nothing goes there
+        return 0
 
     async def close(self) -> None:
         """Nothing is held."""
