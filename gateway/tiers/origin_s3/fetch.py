@@ -1,4 +1,4 @@
-"""GetObject with as little as it takes: signed by hand, over kept connections, into place.
+"""GetObject and HeadObject with as little as they take: signed by hand, over kept connections.
 
 It does what S3 services answer day by day. What is odd (a redirect, another region, a body of
 unknown length, a proxy, a certificate that only aiobotocore's store knows, an express bucket) it
@@ -14,6 +14,7 @@ import ssl
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from time import monotonic
+from typing import Literal
 from urllib.parse import parse_qs, quote, urlsplit
 
 import structlog
@@ -28,7 +29,7 @@ from gateway.telemetry.metrics import Metrics
 from gateway.tiers.origin_s3.client import S3Connection, socket_factory
 from gateway.tiers.origin_s3.errors import Asked, code_of, from_answer, unreachable
 from gateway.tiers.origin_s3.heads import Head, MalformedAnswerError, unchunked
-from gateway.tiers.origin_s3.signing import Keys, signed_get
+from gateway.tiers.origin_s3.signing import Keys, signed_head
 from gateway.tiers.origin_s3.wire import STRIDE_BYTES, Wire
 from gateway.tiers.origin_s3.wires import Endpoint, Wires
 
@@ -43,6 +44,8 @@ _PRESIGNED = frozenset({
 })  # fmt: skip
 # Statuses of refusals that are the same however one asks.
 _PLAIN_REFUSALS = frozenset((304, 404, 405, 412, 416))
+
+ReadOperation = Literal["GetObject", "HeadObject"]
 
 log = structlog.get_logger()
 
@@ -134,10 +137,12 @@ class Fetching(S3Connection):
             wires.close()
         await super().close()
 
-    async def _fetch(self, ref: ObjectRef, headers: Mapping[str, str]) -> Fetched | None:
-        """The answer to GetObject, after retries; None where aiobotocore is to ask. Raises
-        S3Error or TierUnavailable."""
-        asked = self._asked("GetObject", ref=ref)
+    async def _fetch(
+        self, operation: ReadOperation, ref: ObjectRef, headers: Mapping[str, str]
+    ) -> Fetched | None:
+        """The answer, after retries; None where aiobotocore is to ask. Raises S3Error or
+        TierUnavailable."""
+        asked = self._asked(operation, ref=ref)
         try:
             if monotonic() < self._odd_until:
                 return None
@@ -166,13 +171,14 @@ class Fetching(S3Connection):
         self, asked: Asked, ref: ObjectRef, headers: Mapping[str, str]
     ) -> Fetched:
         place = self._places.get(ref.bucket) or await self._find(ref.bucket)
-        request = await self._request(place, ref, headers)
-        self._metrics.origin_requests.labels("GetObject").inc()
+        head_only = asked.operation == "HeadObject"
+        request = await self._request("HEAD" if head_only else "GET", place, ref, headers)
+        self._metrics.origin_requests.labels(asked.operation).inc()
         try:
             head, lent = await self._exchange(place.endpoint, request)
             if head.status in (200, 206) and head.length_bytes is not None:
-                return Fetched(head, head.length_bytes, lent)
-            body = await _refusal(head, lent)
+                return Fetched(head, 0 if head_only else head.length_bytes, lent)
+            body = await _refusal(head, lent, head_only=head_only)
         except MalformedAnswerError as error:
             raise self._odd(f"not quite HTTP: {error}") from error
         except ssl.SSLCertVerificationError as error:
@@ -218,10 +224,13 @@ class Fetching(S3Connection):
             raise TierUnavailable(f"origin {self._name} is not started")
         return _Lent(self._wires, await self._wires.take(endpoint, fresh=fresh), endpoint)
 
-    async def _request(self, place: _Place, ref: ObjectRef, headers: Mapping[str, str]) -> bytes:
+    async def _request(
+        self, method: str, place: _Place, ref: ObjectRef, headers: Mapping[str, str]
+    ) -> bytes:
         query = "" if ref.version_id is None else f"versionId={quote(ref.version_id, safe='-_.~')}"
         try:
-            return signed_get(
+            return signed_head(
+                method,
                 f"{place.path}/{quote(ref.key, safe='/-_.~')}",
                 query,
                 {"host": place.host, **headers},
@@ -284,11 +293,11 @@ def _place(url: str) -> _Place | None:
     )
 
 
-async def _refusal(head: Head, lent: _Lent) -> bytes:
+async def _refusal(head: Head, lent: _Lent, *, head_only: bool) -> bytes:
     """The beginning of an error's body; the connection is given back."""
     whole = False
     try:
-        if head.status in (204, 304):
+        if head_only or head.status in (204, 304):
             whole = True
             return b""
         raw = b""

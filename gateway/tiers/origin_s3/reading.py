@@ -70,7 +70,7 @@ class Reading(Fetching):
         self, ref: ObjectRef, headers: Mapping[str, str]
     ) -> tuple[Mapping[str, str], Answer]:
         """The headers of an answer to GetObject, and the answer."""
-        fetched = await self._fetch(ref, headers)
+        fetched = await self._fetch("GetObject", ref, headers)
         if fetched is not None:
             return fetched.head.headers, fetched
         answer = await self._send(
@@ -161,10 +161,14 @@ class Reading(Fetching):
     async def _head(
         self, ref: ObjectRef, headers: Mapping[str, str], *, part_number: int | None = None
     ) -> Mapping[str, str]:
-        named = address(ref)
-        if part_number is not None:
-            named["PartNumber"] = part_number
         try:
+            if part_number is None:
+                fetched = await self._fetch("HeadObject", ref, headers)
+                if fetched is not None:
+                    return fetched.head.headers
+            named = address(ref)
+            if part_number is not None:
+                named["PartNumber"] = part_number
             answer = await self._send(
                 "HeadObject", self._client.head_object(**named), ref=ref, headers=headers
             )

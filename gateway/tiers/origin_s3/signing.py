@@ -1,4 +1,4 @@
-"""Signature Version 4 for a GetObject, by hand: a tenth of what botocore's signer takes. Pure.
+"""Signature Version 4 for requests without a body: a tenth of what botocore's signer takes. Pure.
 
 https://docs.aws.amazon.com/AmazonS3/latest/API/sig-v4-header-based-auth.html
 """
@@ -22,7 +22,8 @@ class Keys(Struct, frozen=True):
     token: str | None = None
 
 
-def signed_get(
+def signed_head(
+    method: str,
     path: str,
     query: str,
     headers: Mapping[str, str],
@@ -31,7 +32,7 @@ def signed_get(
     region: str,
     now: datetime,
 ) -> bytes:
-    """The head of a GET, as it goes out. `path` and `query` are encoded as SigV4 wants them,
+    """The head of a request, as it goes out. `path` and `query` are encoded as SigV4 wants them,
     `headers` have lower-case names, the host among them; `now` is UTC.
 
     ValueError where a header would break the head.
@@ -44,13 +45,13 @@ def signed_get(
     names = sorted(sent)
     fields = "".join([f"{name}:{' '.join(sent[name].split())}\n" for name in names])
     signed = ";".join(names)
-    canonical = f"GET\n{path}\n{query}\n{fields}\n{signed}\n{_EMPTY_SHA256}"
+    canonical = f"{method}\n{path}\n{query}\n{fields}\n{signed}\n{_EMPTY_SHA256}"
     digest = sha256(canonical.encode("utf-8", "surrogateescape")).hexdigest()
     message = f"AWS4-HMAC-SHA256\n{time}\n{scope}\n{digest}".encode()
     signature = hmac.digest(_key(keys.secret_key, time[:8], region), message, "sha256").hex()
     lines = [f"{name}: {value}" for name, value in sent.items()]
     head = "\r\n".join([
-        f"GET {path}?{query} HTTP/1.1" if query else f"GET {path} HTTP/1.1",
+        f"{method} {path}?{query} HTTP/1.1" if query else f"{method} {path} HTTP/1.1",
         *lines,
         f"authorization: AWS4-HMAC-SHA256 Credential={keys.access_key}/{scope}, "
         f"SignedHeaders={signed}, Signature={signature}",
