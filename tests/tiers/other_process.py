@@ -13,6 +13,7 @@ import structlog
 from gateway.errors import Corrupt
 from gateway.model.objects import Span
 from gateway.tiers.held_disk import HeldDisk
+from gateway.tiers.protocol import SpanReader
 from tests.tiers.cached import CHUNK_BYTES, cache_config, chunks, content, version
 
 
@@ -20,7 +21,7 @@ async def read(disk: HeldDisk, span: Span) -> str | None:
     """How the span was read: at once ("now"), by a thread, or that it is not here; its bytes are
     compared here."""
     how = "now"
-    reader = disk.open_now(span)
+    reader: SpanReader | None = disk.open_now(span)
     if reader is None:
         how = "thread"
         reader = await disk.open(span)
