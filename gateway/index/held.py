@@ -121,7 +121,12 @@ class HeldIndex:
         except lmdb.Error as error:
             self._unreadable(error)
             return None
-        return None if raw is None else self._unsealed(key, raw)
+        if raw is None:
+            return None
+        value = unsealed(key, raw)
+        if value is None:
+            self.damaged += 1
+        return value
 
     def entries(self, table: Table) -> int:
         """How many entries the file's table has."""
@@ -335,8 +340,10 @@ class HeldIndex:
     ) -> tuple[int, bytes]:
         count = 0
         for key, raw in self._entries_after(table, after):
-            value = self._unsealed(key, raw)
-            if value is not None:
+            value = unsealed(key, raw)
+            if value is None:
+                self.damaged += 1
+            else:
                 visit(key, value)
             count += 1
             after = key
@@ -361,12 +368,6 @@ class HeldIndex:
         if self._on_error is None:
             raise error
         self._on_error(translated(error, self._path))
-
-    def _unsealed(self, key: bytes, raw: bytes) -> bytes | None:
-        value = unsealed(key, raw)
-        if value is None:
-            self.damaged += 1
-        return value
 
     async def _run(self, function: Callable[..., T], *arguments: object) -> T:
         async with self._turn:
