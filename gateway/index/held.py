@@ -4,11 +4,13 @@ Reads see every write at once (what is not yet committed is looked up in memory 
 microseconds. Writes are gathered and committed by one thread, synced to disk, so that LMDB's own
 structure survives a power cut; the last commits may then be lost, which the caller must expect.
 Every value lies under a checksum of itself and its key: what the disk has changed is absent, not
-wrong. Nothing else may open the file: the caller holds a lock on its folder.
+wrong. Nothing else may write the file: the caller holds a lock on its folder. Other processes of
+the node read it (`reading.py`).
 """
 
 import asyncio
 import errno
+import os
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -16,10 +18,10 @@ from pathlib import Path
 from typing import TypeVar
 
 import lmdb
-import xxhash
 
 from gateway.errors import FeedrackError
 from gateway.index.records import Table
+from gateway.index.sealing import sealed, unsealed
 
 # How long a write that nobody waits for may stay in memory, so that commits are worth their sync.
 _GATHER_SECONDS = 0.25
@@ -28,7 +30,12 @@ _SLICE_ENTRIES = 4000
 _MAX_BATCH_ENTRIES = 2000
 # Beyond these, what could not be committed is not worth the memory: the caller starts over.
 _MAX_UNCOMMITTED = 200_000
-_SEAL_BYTES = 8
+# How long to wait for other processes' look-ups to end before the file grows for them, and how
+# often where it cannot grow.
+_WAIT_SECONDS = 0.02
+_MAX_WAITS = 100
+# Slots for readers: those of this process and of every other one of the node.
+_MAX_READERS = 126
 
 T = TypeVar("T")
 Operation = tuple[tuple[Table, bytes], bytes | None]
@@ -93,11 +100,12 @@ class HeldIndex:
     # Reading
     def get(self, table: Table, key: bytes) -> bytes | None:
         """The value as last written, committed or not."""
-        where = (table, key)
-        if where in self._pending:
-            return self._pending[where]
-        if where in self._writing:
-            return self._writing[where]
+        if self._pending or self._writing:
+            where = (table, key)
+            if where in self._pending:
+                return self._pending[where]
+            if where in self._writing:
+                return self._writing[where]
         return self.committed(table, key)
 
     def committed(self, table: Table, key: bytes) -> bytes | None:
@@ -105,12 +113,15 @@ class HeldIndex:
         if self._closed:
             return None
         try:
-            with self._environment.begin(self._tables[table]) as transaction:
-                sealed = transaction.get(key)
+            transaction = self._environment.begin(self._tables[table])
+            try:
+                raw = transaction.get(key)
+            finally:
+                transaction.abort()
         except lmdb.Error as error:
             self._unreadable(error)
             return None
-        return None if sealed is None else self._unsealed(key, sealed)
+        return None if raw is None else self._unsealed(key, raw)
 
     def entries(self, table: Table) -> int:
         """How many entries the file's table has."""
@@ -161,6 +172,17 @@ class HeldIndex:
             seen += count
             if count < _SLICE_ENTRIES:
                 return
+
+    async def clear_dead_readers(self) -> int:
+        """Frees the slots of processes that died while they read, and with them the pages they
+        kept from being used again; how many there were."""
+        if self._closed:
+            return 0
+        try:
+            return await self._run(self._environment.reader_check)
+        except lmdb.Error as error:
+            self._unreadable(error)
+            return 0
 
     # Writing
     def clear(self, table: Table) -> None:
@@ -256,20 +278,38 @@ class HeldIndex:
         return True
 
     async def _store(self, batch: list[Operation]) -> None:
+        waits = 0
         while True:
             try:
                 await self._run(self._transact, batch)
             except lmdb.MapFullError as error:
-                await self._enlarge(error)
+                step = min(max(_STEP_BYTES, self.map_bytes // 4), self._max_bytes - self.map_bytes)
+                step -= step % 4096
+                if waits < (1 if step > 0 else _MAX_WAITS) and await self._is_read_elsewhere():
+                    # A page let go of is used again once nobody reads what was committed before.
+                    # A look-up takes microseconds, but its process may be held up in the midst.
+                    waits += 1
+                    await asyncio.sleep(_WAIT_SECONDS)
+                    continue
+                await self._enlarge(step, error)
+                waits = 0
             except lmdb.Error as error:
                 raise translated(error, self._path) from error
             else:
                 return
 
-    async def _enlarge(self, error: lmdb.MapFullError) -> None:
-        step = min(max(_STEP_BYTES, self.map_bytes // 4), self._max_bytes - self.map_bytes)
-        step -= step % 4096
+    async def _is_read_elsewhere(self) -> bool:
+        """Whether another process has the index open, or had it until it died."""
+        if await self.clear_dead_readers():
+            return True
+        rows = self._environment.readers().splitlines()[1:]
+        return any(int(row.split()[0]) != os.getpid() for row in rows)
+
+    async def _enlarge(self, step: int, error: lmdb.MapFullError) -> None:
         if step <= 0 or self._grow is None:
+            if self.used_bytes() <= self.limit_bytes and await self._is_read_elsewhere():
+                # There is space, but it is held: no reason to lose what is in the index.
+                raise OSError(errno.EBUSY, "the index is read and cannot be written") from error
             raise IndexLost("the index is full") from error
         if not await self._grow(step):
             raise OSError(errno.ENOSPC, "no room for the index", str(self._path)) from error
@@ -288,14 +328,14 @@ class HeldIndex:
                 if value is None:
                     transaction.delete(key, db=self._tables[table])
                 else:
-                    transaction.put(key, _sealed(key, value), db=self._tables[table])
+                    transaction.put(key, sealed(key, value), db=self._tables[table])
 
     def _visit(
         self, table: Table, after: bytes, visit: Callable[[bytes, bytes], None]
     ) -> tuple[int, bytes]:
         count = 0
-        for key, sealed in self._entries_after(table, after):
-            value = self._unsealed(key, sealed)
+        for key, raw in self._entries_after(table, after):
+            value = self._unsealed(key, raw)
             if value is not None:
                 visit(key, value)
             count += 1
@@ -322,12 +362,11 @@ class HeldIndex:
             raise error
         self._on_error(translated(error, self._path))
 
-    def _unsealed(self, key: bytes, sealed: bytes) -> bytes | None:
-        value = sealed[_SEAL_BYTES:]
-        if sealed[:_SEAL_BYTES] == _seal(key, value):
-            return value
-        self.damaged += 1
-        return None
+    def _unsealed(self, key: bytes, raw: bytes) -> bytes | None:
+        value = unsealed(key, raw)
+        if value is None:
+            self.damaged += 1
+        return value
 
     async def _run(self, function: Callable[..., T], *arguments: object) -> T:
         async with self._turn:
@@ -338,14 +377,6 @@ class HeldIndex:
                 # The turn ends only when the thread is idle again.
                 await asyncio.wait([future])
                 raise
-
-
-def _seal(key: bytes, value: bytes) -> bytes:
-    return xxhash.xxh3_64_digest(key + value)
-
-
-def _sealed(key: bytes, value: bytes) -> bytes:
-    return _seal(key, value) + value
 
 
 def open_environment(path: Path, map_bytes: int) -> lmdb.Environment:
@@ -359,7 +390,7 @@ def open_environment(path: Path, map_bytes: int) -> lmdb.Environment:
         map_size=map_bytes,
         metasync=False,
         max_dbs=len(Table),
-        max_readers=8,
+        max_readers=_MAX_READERS,
         max_spare_txns=2,
         readahead=False,
     )

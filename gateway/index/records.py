@@ -32,6 +32,9 @@ class Table(IntEnum):
     SMALL = 2
     EXTENTS = 3
 
+    # An enumeration's own is a Python function, at every look-up in what is not committed yet.
+    __hash__ = int.__hash__
+
 
 class Name(Struct, frozen=True, array_like=True):
     """The full name of an object version; texts as bytes, since not all that clients and origins
@@ -104,12 +107,16 @@ def encode(record: ChunkRecord | SmallRecord | ObjectRecord) -> bytes:
 
 def object_key(ref: ObjectRef) -> bytes:
     """Where what is remembered of a key is filed, whatever the version id."""
-    digest = blake2b(digest_size=16)
-    for part in (ref.origin, ref.bucket, ref.key):
-        raw = raw_text(part)
-        digest.update(len(raw).to_bytes(4, "big"))
-        digest.update(raw)
-    return digest.digest()
+    origin, bucket, key = raw_text(ref.origin), raw_text(ref.bucket), raw_text(ref.key)
+    named = b"%b%b%b%b%b%b" % (
+        len(origin).to_bytes(4, "big"),
+        origin,
+        len(bucket).to_bytes(4, "big"),
+        bucket,
+        len(key).to_bytes(4, "big"),
+        key,
+    )
+    return blake2b(named, digest_size=16).digest()
 
 
 def chunk_key(digest: bytes, number: int) -> bytes:
@@ -142,7 +149,18 @@ def name_of(version: ObjectVersion) -> Name:
 
 def is_of(record: ChunkRecord | SmallRecord, span: Span) -> bool:
     """Whether the record is the span's: hashes may collide, sizes may be of another setting."""
-    return record.size_bytes == span.size_bytes and record.name == name_of(span.version)
+    name, version = record.name, span.version
+    ref = version.ref
+    # As `record.name == name_of(version)`, without making one: this is asked at every read.
+    return (
+        record.size_bytes == span.stop - span.start
+        and name.key == raw_text(ref.key)
+        and name.etag == raw_text(version.etag)
+        and name.object_bytes == version.size_bytes
+        and name.bucket == raw_text(ref.bucket)
+        and name.origin == ref.origin
+        and name.version_id == (None if ref.version_id is None else raw_text(ref.version_id))
+    )
 
 
 def find(record: ObjectRecord, ref: ObjectRef) -> ObjectInfo | None:

@@ -1,5 +1,6 @@
 """Objects, their versions and the pages of a listing, as plain frozen values."""
 
+import struct
 from collections.abc import Mapping
 from functools import cached_property
 from hashlib import blake2b
@@ -8,6 +9,8 @@ from typing import Literal
 from msgspec import Struct, field
 
 ChecksumType = Literal["FULL_OBJECT", "COMPOSITE"]
+
+_LENGTHS = struct.Struct(">6I")
 
 
 class ObjectRef(Struct, frozen=True):
@@ -62,18 +65,31 @@ class ObjectVersion(Struct, frozen=True, dict=True):
     @cached_property
     def digest(self) -> bytes:
         """16 bytes that name this version on disk and in the index."""
-        parts = (
-            self.ref.origin,
-            self.ref.bucket,
-            self.ref.key,
-            self.ref.version_id or "",
-            self.etag,
-            str(self.size_bytes),
-        )
-        raw = [part.encode("utf-8", "surrogatepass") for part in parts]
+        ref = self.ref
+        origin = ref.origin.encode("utf-8", "surrogatepass")
+        bucket = ref.bucket.encode("utf-8", "surrogatepass")
+        key = ref.key.encode("utf-8", "surrogatepass")
+        version_id = (ref.version_id or "").encode("utf-8", "surrogatepass")
+        etag = self.etag.encode("utf-8", "surrogatepass")
+        size = b"%d" % self.size_bytes
         # The lengths in front tell apart what joining alone would not.
-        lengths = b"".join([len(part).to_bytes(4, "big") for part in raw])
-        return blake2b(lengths + b"".join(raw), digest_size=16).digest()
+        lengths = _LENGTHS.pack(
+            len(origin), len(bucket), len(key), len(version_id), len(etag), len(size)
+        )
+        named = lengths + origin + bucket + key + version_id + etag + size
+        return blake2b(named, digest_size=16).digest()
+
+
+class KnownObject(Struct, frozen=True):
+    """What is known of one object version, under the name its bytes have in every tier."""
+
+    version: ObjectVersion
+    info: ObjectInfo
+
+
+def known_object(ref: ObjectRef, info: ObjectInfo) -> KnownObject:
+    """`info` with the name of the version it tells of."""
+    return KnownObject(ObjectVersion(ref, info.etag, info.size_bytes), info)
 
 
 class Span(Struct, frozen=True):

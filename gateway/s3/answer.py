@@ -5,11 +5,18 @@ from typing import Protocol
 
 from msgspec import Struct, field
 
+from gateway.tiers.protocol import FileRegion
+
+Piece = bytes | bytearray | memoryview | FileRegion
+
 
 class Stream(Protocol):
     """Bytes to come: an object's, or a relayed answer's."""
 
-    def blocks(self) -> AsyncIterator[bytes | memoryview]: ...
+    def pieces(self, *, files: bool) -> AsyncIterator[Piece]:
+        """The bytes in order, each piece good until the next is asked for; regions of files only
+        where `files` says so."""
+        ...
 
     async def close(self) -> None: ...
 

@@ -2,19 +2,16 @@
 
 from typing import Protocol
 
-from gateway.auth.policy import authorise
 from gateway.auth.request import RequestHead
-from gateway.auth.sigv4 import Identity
 from gateway.config import S3Config
 from gateway.errors import (
     FeedrackError,
     MaxMessageLengthExceeded,
-    NoSuchBucket,
 )
 from gateway.model.body import Body
 from gateway.s3.answer import Answer
 from gateway.s3.body import ByteStream, open_body
-from gateway.s3.operation import Operation
+from gateway.s3.entry import Request
 from gateway.store.service import ObjectService
 
 
@@ -71,44 +68,24 @@ class Exchange(Protocol):
         ...
 
 
-class Call:
-    """What a handler needs: the operation, who asks, the service, and the body once wanted."""
+class Call(Request):
+    """What a handler needs: the request, the service, and the body once wanted."""
+
+    __slots__ = ("_exchange", "config", "service")
 
     def __init__(
-        self,
-        exchange: Exchange,
-        head: RequestHead,
-        operation: Operation,
-        identity: Identity,
-        *,
-        service: ObjectService,
-        config: S3Config,
+        self, exchange: Exchange, request: Request, *, service: ObjectService, config: S3Config
     ) -> None:
-        self.operation = operation
-        self.identity = identity
+        super().__init__(
+            request.head,
+            request.operation,
+            request.identity,
+            service.bucket,
+            secure=request.secure,
+        )
         self.service = service
         self.config = config
-        self.head = head
-        self.secure = exchange.secure
         self._exchange = exchange
-
-    @property
-    def anonymous(self) -> bool:
-        return self.identity.tenant is None
-
-    @property
-    def relays(self) -> bool:
-        """Whether the bucket lives on an S3 service. NoSuchBucket."""
-        return self.service.bucket(self.operation.bucket).origin.relays
-
-    def authorise(self, operation: str, bucket: str, key: str) -> None:
-        """Nothing where the caller may do `operation` there. AccessDenied, before anything is
-        said of what exists."""
-        try:
-            public_read = self.service.bucket(bucket).public_read
-        except NoSuchBucket:
-            public_read = False
-        authorise(self.identity, operation, bucket, key, public_read=public_read)
 
     async def body(self) -> Body:
         """The request's body, verified as it is read; call once, after every other check.

@@ -1,236 +1,424 @@
-"""One client connection: aiohttp's protocol, with limits on what a client may hold up.
+"""One client connection: two lanes behind one protocol, and limits on what a client may hold up.
+
+A plain read of something held goes the fast lane: it is answered here, from memory or as files are
+sent, without another object on the way. Every other request goes, its bytes unchanged, the long
+lane (`s3/long_lane.py`: a full HTTP parser and everything S3 can do). One request at a time is
+answered, by one lane; what a client sends meanwhile waits, and is not even read from the socket
+beyond a little.
+
+The long lane is given one message at a time, where its end is certain (`s3/plain.py`). Where it is
+not, the connection stays on the long lane for good: so the two never differ on where a request
+begins.
 
 Header, idle and write timeouts are looked after by one sweep over all connections, so that a
-request costs no timer. RFC 9112 is aiohttp's parser's business; what it refuses is answered here
-as S3 XML.
+request costs no timer.
 """
 
 import asyncio
-from typing import Any, Protocol, cast
+from typing import cast
 
 import structlog
-from aiohttp import StreamReader, web
-from aiohttp.http_exceptions import HttpProcessingError, InvalidURLError, LineTooLong
 
-from gateway.config import LimitsConfig
-from gateway.errors import (
-    BadRequest,
-    InternalError,
-    InvalidURI,
-    RequestHeaderSectionTooLarge,
-    RequestTimeout,
-    S3Error,
-    SlowDown,
-)
-from gateway.s3.answer import Answer
-from gateway.telemetry.metrics import Metrics
+from gateway.errors import RequestHeaderSectionTooLarge, RequestTimeout, S3Error, SlowDown
+from gateway.s3.call import ClientGoneError
+from gateway.s3.held import HeldAnswer
+from gateway.s3.lanes import Gate, LongLane
+from gateway.s3.plain import may_go_on, message_bytes, parse
+from gateway.s3.sending import render_head
+from gateway.s3.socket_files import SocketFiles
+from gateway.tiers.protocol import FileRegion
 
 log = structlog.get_logger()
 
 # How long a refused client may take to read why, before the connection is reset.
 _FAREWELL_SECONDS = 1.0
-_REASONS = {400: "Bad Request", 503: "Service Unavailable"}
 
 
-class Gate(Protocol):
-    """What connections ask of their server."""
+class Connection(asyncio.Protocol):
+    """One connection, from its first byte to its last. A `Wire` for the answers of both lanes."""
 
-    limits: LimitsConfig
-    metrics: Metrics
-
-    def refuse(self, failure: S3Error, remote: str) -> Answer:
-        """The answer to what never became a request."""
-        ...
-
-    @property
-    def explains(self) -> bool:
-        """Whether a client that is turned away is told why; in a flood it is not."""
-        ...
-
-    def enter(self, connection: "Connection") -> bool:
-        """Counts a connection in; False where there are too many."""
-        ...
-
-    def leave(self, connection: "Connection") -> None: ...
-
-
-class Connection(web.RequestHandler):
-    """One connection, from its first byte to its last."""
-
-    def __init__(self, manager: web.Server, gate: Gate, **options: Any) -> None:
-        super().__init__(manager, **options)
+    def __init__(self, gate: Gate, loop: asyncio.AbstractEventLoop) -> None:
         self._gate = gate
-        self._wire: asyncio.Transport | None = None
+        self._loop = loop
+        self._header_bytes = gate.limits.header_bytes
+        self._transport: asyncio.Transport | None = None
+        self._long: LongLane | None = None
+        self._files: SocketFiles | None = None
+        self.remote = ""
+        self.secure = False
         self._deaf = False
-        # Since when the rest of a request's head is being waited for, and how much of it came.
+        # Nothing is taken up any more after what has come: the client, or the server, has ended.
+        self._ended = False
+        # A fast answer that is still being sent, and what came in while a request was answered.
+        self._sending: asyncio.Task[None] | None = None
+        self._backlog = b""
+        self._going_on = False
+        # The beginning of a head; what is still to come of the long lane's message; and whether
+        # nobody here can say where its messages end.
+        self._partial = b""
+        self._owed_bytes = 0
+        self._stays_long = False
+        self._paused = False
+        self._drained: asyncio.Future[None] | None = None
+        # Since when the rest of a request's head is being waited for, and how much of it the long
+        # lane has.
         self._head_since: float | None = None
         self._head_bytes = 0
+        # Whether anything was answered since the last sweep, and since when nothing was.
+        self._active = False
+        self._idle_since = 0.0
         # How much the client has not taken yet, and since when it has been that much.
-        self._untaken_bytes = 0
+        self._untaken: object = 0
         self._untaken_since = 0.0
-        self._last_body: StreamReader | None = None
-        self._gone = asyncio.Event()
-        self.answering = False
+        self.gone = asyncio.Event()
+
+    @property
+    def sending(self) -> "asyncio.Task[None] | None":
+        """The fast answer that is being sent, if one is."""
+        return self._sending
 
     @property
     def idle(self) -> bool:
-        """Whether the next request is being waited for."""
-        return self._waiter is not None and not self._waiter.done()
+        """Whether a request, or the rest of its head, is being waited for."""
+        return self._sending is None and (self._long is None or self._long.idle)
+
+    # What asyncio tells
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._wire = cast(asyncio.Transport, transport)
-        self._head_since = self._loop.time()
+        wire = self._transport = cast(asyncio.Transport, transport)
+        name = wire.get_extra_info("peername")
+        self.remote = str(name[0]) if isinstance(name, tuple) else ""
+        self.secure = wire.get_extra_info("sslcontext") is not None
+        if not self.secure:
+            self._files = SocketFiles(wire, self._loop)
+        self._head_since = self._idle_since = self._loop.time()
         if self._gate.enter(self):
-            super().connection_made(transport)
-        elif self._gate.explains:
-            self._farewell(SlowDown(), "too many connections")
+            return
+        if self._gate.explains:
+            self.farewell(SlowDown(), "too many connections")
         else:
             self.abort()
 
     def data_received(self, data: bytes) -> None:
         if self._deaf:
             return
-        super().data_received(data)
-        if self._messages:
-            self._last_body = self._messages[-1][1]
-        if not self.idle:
-            self._head_since = None
-            self._head_bytes = 0
-        elif data:
-            if self._head_since is None:
-                self._head_since = self._loop.time()
-            self._head_bytes += len(data)
-            if self._head_bytes > self._gate.limits.header_bytes:
-                self._farewell(RequestHeaderSectionTooLarge(), "header too large")
+        if self._stays_long:
+            self._feed(data)
+        elif self._sending is not None or self._backlog or not self._rests:
+            self._meanwhile(data)
+        else:
+            if self._partial:
+                data, self._partial = self._partial + data, b""
+            self._serve(data)
 
-    def eof_received(self) -> bool:  # type: ignore[override]
-        """Answers an upload that was cut short, if the client still listens; else closes."""
-        body = self._last_body
-        if self._deaf or body is None or body.is_eof():
-            return False
-        if self.ssl_context is not None:
+    def eof_received(self) -> bool:
+        self._ended = True
+        if self._deaf or self.secure:
             # TLS has no half-closed connections here: asyncio closes it whatever is returned.
             return False
-        if self.answering:
-            # Nobody waits for the rest any more but aiohttp, which drops it.
-            body.feed_eof()
-        else:
-            body.set_exception(EOFError("The body ended early."))
-        self._close = True
-        self.hurry()
-        return True
+        if self._long is not None and not self._long.idle:
+            return bool(self._long.eof_received())
+        return self._sending is not None or self._going_on
+
+    def pause_writing(self) -> None:
+        self._paused = True
+        if self._long is not None:
+            self._long.pause_writing()
+
+    def resume_writing(self) -> None:
+        self._paused = False
+        if self._drained is not None:
+            drained, self._drained = self._drained, None
+            if not drained.done():
+                drained.set_result(None)
+        if self._long is not None:
+            self._long.resume_writing()
+        if self._backlog and self._sending is None:
+            self._go_on_soon()
 
     def connection_lost(self, exc: BaseException | None) -> None:
         self._gate.leave(self)
-        super().connection_lost(exc)
-        self._wire = None
-        self._gone.set()
+        self._transport = None
+        if self._drained is not None and not self._drained.done():
+            self._drained.set_result(None)
+        if self._files is not None:
+            self._files.close()
+        if self._long is not None:
+            self._long.connection_lost(exc)
+        self.gone.set()
+
+    # Whose turn it is
+
+    @property
+    def _rests(self) -> bool:
+        """Whether the long lane has nothing to do."""
+        return self._long is None or self._long.idle
+
+    def _serve(self, data: bytes) -> None:
+        """Answers the requests in `data`, until one has to be waited for."""
+        start = 0
+        while start < len(data):
+            if self._paused:
+                # Backpressure before buffering: the client takes what it has asked for, first.
+                self._keep(data[start:])
+                return
+            read = parse(data, start, self._header_bytes)
+            if read is None:
+                self._hand_over(data, start)
+                return
+            held = self._gate.held.answer(
+                read.head, remote=self.remote, secure=self.secure, files=self.sends_files
+            )
+            if held is None:
+                self._hand_over(data, start, read.stop - start)
+                return
+            self._active = True
+            self._head_since = None
+            stop = read.stop
+            closes = self._last_word
+            try:
+                sent = self._gate.held.send_now(held, self, connection=closes)
+            except Exception as error:
+                self._break_off(error)
+                return
+            if not sent:
+                self._sending = asyncio.create_task(self._send(held, data[start:stop], closes))
+                if stop < len(data):
+                    self._keep(data[stop:])
+                return
+            if closes:
+                self._close()
+                return
+            start = stop
+
+    def _meanwhile(self, data: bytes) -> None:
+        """Takes what comes while a request is being answered: the rest of its body, and what is
+        for later."""
+        if self._owed_bytes:
+            body, data = data[: self._owed_bytes], data[self._owed_bytes :]
+            self._owed_bytes -= len(body)
+            self._feed(body)
+        if data:
+            self._keep(data)
+
+    def _keep(self, data: bytes) -> None:
+        self._backlog += data
+        if self._transport is not None:
+            self._transport.pause_reading()
+
+    def _go_on_soon(self) -> None:
+        if not self._going_on:
+            self._going_on = True
+            self._loop.call_soon(self._go_on)
+
+    def _go_on(self) -> None:
+        """Takes up what came in while a request was being answered."""
+        self._going_on = False
+        if self._transport is None or self._deaf or self._sending is not None or not self._rests:
+            return
+        backlog, self._backlog = self._backlog, b""
+        if backlog:
+            self._transport.resume_reading()
+            self._serve(backlog)
+        if self._ended and self._sending is None and self._rests and not self._backlog:
+            self._close()
+
+    # The fast lane
+
+    async def _send(self, held: HeldAnswer, request: bytes, closes: str) -> None:
+        try:
+            sent = await self._gate.held.send(held, self, connection=closes)
+        except asyncio.CancelledError:
+            self.abort()
+            raise
+        except Exception as error:
+            self._break_off(error)
+            return
+        finally:
+            self._sending = None
+        if self._transport is None:
+            return
+        if not sent:
+            self._hand_over(request, 0, len(request))
+            return
+        self._active = True
+        if closes:
+            self._close()
+        else:
+            self._go_on()
+
+    def _break_off(self, error: Exception) -> None:
+        """Ends an answer that has begun, so that it is seen to be incomplete."""
+        if not isinstance(error, ClientGoneError):
+            log.warning("answer broken off", remote=self.remote, reason=str(error))
+        self.abort()
+
+    @property
+    def _last_word(self) -> str:
+        """The Connection header of the answer being given."""
+        return "close" if self._gate.leaving else ""
+
+    # The long lane
+
+    def _hand_over(self, data: bytes, start: int, size_bytes: int | None = None) -> None:
+        """Gives the long lane the message at `start`; `size_bytes` is its length, if known."""
+        if size_bytes is None:
+            if may_go_on(data, start):
+                self._await_head(data[start:])
+                return
+            size_bytes = message_bytes(data, start)
+        self._head_since = None
+        if size_bytes is None:
+            self._stays_long = True
+            self._feed(data[start:] if start else data)
+            return
+        stop = start + size_bytes
+        self._owed_bytes = max(0, stop - len(data))
+        if stop < len(data):
+            self._keep(data[stop:])
+        self._feed(data[start:stop])
+
+    def _await_head(self, beginning: bytes) -> None:
+        """Keeps the beginning of a head until more of it comes."""
+        if self._head_since is None:
+            self._head_since = self._loop.time()
+        if len(beginning) > self._header_bytes:
+            self.farewell(RequestHeaderSectionTooLarge(), "header too large")
+        else:
+            self._partial = beginning
+
+    def _feed(self, data: bytes) -> None:
+        lane = self._long
+        if lane is None:
+            assert self._transport is not None  # noqa: S101 - data came over it
+            lane = self._long = self._gate.long_lane(self)
+            lane.connection_made(self._transport)
+            if self._paused:
+                lane.pause_writing()
+        lane.data_received(data)
+        if not lane.idle:
+            self._head_since = None
+            self._head_bytes = 0
+        elif self._stays_long:
+            if self._head_since is None:
+                self._head_since = self._loop.time()
+            self._head_bytes += len(data)
+            if self._head_bytes > self._header_bytes:
+                self.farewell(RequestHeaderSectionTooLarge(), "header too large")
+
+    def rested(self) -> None:
+        """The long lane waits for another request."""
+        self._active = True
+        if self._backlog or self._ended:
+            self._go_on_soon()
+
+    # A wire
+
+    @property
+    def sends_files(self) -> bool:
+        return self._files is not None
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        if self._transport is None:
+            raise ClientGoneError
+        self._transport.write(data)
+
+    async def drain(self) -> None:
+        if self._paused and self._transport is not None:
+            if self._drained is None:
+                self._drained = self._loop.create_future()
+            await self._drained
+        if self._transport is None or self._transport.is_closing():
+            raise ClientGoneError
+
+    def send_region_now(self, head: bytes, region: FileRegion) -> tuple[bytes, FileRegion] | None:
+        assert self._files is not None  # noqa: S101 - it has said that it sends files
+        return self._files.send_now(head, region)
+
+    async def send_region(self, head: bytes, region: FileRegion) -> None:
+        await self.drain()
+        assert self._files is not None  # noqa: S101 - it has said that it sends files
+        await self._files.send(head, region)
+
+    # Time, and ends
 
     def sweep(self, now: float) -> None:
         """Cuts the client if it has kept us waiting for too long. `now` is the loop's time."""
-        wire = self._wire
+        wire = self._transport
         if wire is None:
             return
         limits = self._gate.limits
-        untaken_bytes = wire.get_write_buffer_size()
-        if untaken_bytes != self._untaken_bytes or not untaken_bytes:
-            self._untaken_bytes = untaken_bytes
+        sending = self._files is not None and self._files.waiting
+        untaken = (
+            wire.get_write_buffer_size(),
+            self._files.sent_bytes if self._files is not None else 0,
+        )
+        if untaken != self._untaken or not (untaken[0] or sending):
+            self._untaken = untaken
             self._untaken_since = now
         elif 0 < limits.write_timeout_seconds < now - self._untaken_since:
             self._gate.metrics.connections_refused.labels("write timeout").inc()
             wire.abort()
             return
-        if self._head_since is None or not self.idle or self._deaf:
+        if not self.idle or self._deaf:
+            self._idle_since = now
             return
-        if 0 < limits.header_timeout_seconds < now - self._head_since:
-            self._farewell(RequestTimeout(), "header timeout")
+        if self._active:
+            self._active = False
+            self._idle_since = now
+        if self._head_since is not None:
+            if 0 < limits.header_timeout_seconds < now - self._head_since:
+                self.farewell(RequestTimeout(), "header timeout")
+        elif 0 < limits.idle_timeout_seconds < now - self._idle_since:
+            self._close()
 
     def depart(self) -> None:
         """Closes after the request in flight, which is being read and answered as ever."""
-        if self.idle:
-            self.force_close()
-        elif self.answering:
-            self.close()
+        if self._transport is None:
+            return
+        if self._sending is not None:
+            self._ended = True
+        elif self._long is not None and not self._long.idle:
+            self._long.depart()
+        else:
+            self._close()
 
     def abort(self) -> None:
         """Breaks the connection now."""
-        if self._wire is not None:
-            self._wire.abort()
+        if self._transport is not None:
+            self._transport.abort()
 
-    def hurry(self) -> None:
-        """Closes right after the answer: the client was never told to send its body."""
-        self._lingering_time = 0.0
+    def _close(self) -> None:
+        """Closes once everything written has been taken."""
+        if self._transport is not None:
+            self._deaf = True
+            self._transport.close()
 
-    def handle_error(
-        self,
-        request: web.BaseRequest,
-        status: int = 500,  # noqa: ARG002 - aiohttp's signature
-        exc: BaseException | None = None,
-        message: str | None = None,  # noqa: ARG002
-    ) -> web.StreamResponse:
-        """The answer to what is not HTTP."""
-        failure: S3Error
-        match exc:
-            case LineTooLong():
-                failure = RequestHeaderSectionTooLarge()
-            case InvalidURLError():
-                failure = InvalidURI()
-            case HttpProcessingError():
-                failure = BadRequest()
-            case _:
-                # The endpoint answers whatever is raised below it, so this is a fault of ours.
-                log.error("unanswered request", exc_info=exc)
-                failure = InternalError()
-        if request.writer.output_size > 0:
-            raise ConnectionError("An answer is under way already.")
+    def refuse_all(self) -> None:
+        """Heeds nothing more that the client sends: it has not been HTTP."""
         self._gate.metrics.connections_refused.labels("malformed").inc()
-        # What follows on this connection is not a request either.
         self._deaf = True
-        return _LastWords(self, self._gate.refuse(failure, self._remote()))
 
     async def part(self) -> None:
         """Listens a moment longer after the last answer: a reset would eat the words."""
-        if self._wire is not None and self._wire.can_write_eof():
-            self._wire.write_eof()
+        if self._transport is not None and self._transport.can_write_eof():
+            self._transport.write_eof()
         try:
             async with asyncio.timeout(_FAREWELL_SECONDS):
-                await self._gone.wait()
+                await self.gone.wait()
         except TimeoutError:
             self.abort()
 
-    def _remote(self) -> str:
-        name = self._wire.get_extra_info("peername") if self._wire is not None else None
-        return str(name[0]) if isinstance(name, tuple) else ""
-
-    def _farewell(self, failure: S3Error, reason: str) -> None:
+    def farewell(self, failure: S3Error, reason: str) -> None:
         """Says why, listens a moment longer, and closes."""
-        wire = self._wire
+        wire = self._transport
         if wire is None:
             return
         self._deaf = True
         self._gate.metrics.connections_refused.labels(reason).inc()
-        answer = self._gate.refuse(failure, self._remote())
-        headers = {
-            **answer.headers,
-            "content-length": str(len(answer.body)),
-            "connection": "close",
-        }
-        lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
-        status = f"HTTP/1.1 {answer.status} {_REASONS[answer.status]}\r\n"
-        wire.write(f"{status}{lines}\r\n".encode() + answer.body)
+        answer = self._gate.refuse(failure, self.remote)
+        wire.write(render_head(answer.status, answer.headers, len(answer.body), "close"))
+        wire.write(answer.body)
         if wire.can_write_eof():
             wire.write_eof()
         self._loop.call_later(_FAREWELL_SECONDS, self.abort)
-
-
-class _LastWords(web.Response):
-    """The answer after which a connection is of no use."""
-
-    def __init__(self, connection: Connection, answer: Answer) -> None:
-        super().__init__(status=answer.status, headers=answer.headers, body=answer.body)
-        self._connection = connection
-        self.force_close()
-
-    async def write_eof(self, data: bytes = b"") -> None:
-        await super().write_eof(data)
-        await self._connection.part()

@@ -5,16 +5,11 @@ error: those that are one as they are, an unreachable tier as 503, everything el
 that tells the client nothing.
 """
 
-import secrets
-import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 
 import structlog
-from msgspec import Struct
 
-from gateway.auth.policy import needed_besides
 from gateway.auth.request import RequestHead
-from gateway.auth.sigv4 import Authenticator
 from gateway.config import Config
 from gateway.errors import (
     InternalError,
@@ -39,9 +34,8 @@ from gateway.s3 import (
 )
 from gateway.s3.answer import Answer, xml_answer
 from gateway.s3.call import Call, ClientGoneError, Exchange
-from gateway.s3.headers import with_hoisted
-from gateway.s3.operation import Operation
-from gateway.s3.route import match
+from gateway.s3.entry import Entry
+from gateway.s3.record import Record, Recorder
 from gateway.store.service import ObjectService
 from gateway.telemetry.metrics import Metrics
 
@@ -85,24 +79,6 @@ _HANDLERS: dict[str, Handler] = {
     "UploadPartCopy": copy_object.upload_part_copy,
     **dict.fromkeys(buckets.UNSET, buckets.unset),
 }
-_READS = frozenset(("GetObject", "HeadObject"))
-_LISTINGS = frozenset(
-    ("ListObjects", "ListObjectsV2", "ListObjectVersions", "ListMultipartUploads")
-)
-
-
-class _Record(Struct):
-    """What is told of one request afterwards."""
-
-    request_id: str
-    began: float
-    operation: Operation = Operation("Unknown")
-    tenant: str = "anonymous"
-    status: int = 0
-    code: str | None = None
-    tier: str | None = None
-    served: Mapping[str, int] = {}
-    broken: str | None = None
 
 
 class Endpoint:
@@ -112,24 +88,25 @@ class Endpoint:
         self,
         config: Config,
         service: ObjectService,
-        authenticator: Authenticator,
+        entry: Entry,
+        recorder: Recorder,
         metrics: Metrics,
     ) -> None:
         self._config = config.s3
-        self._node = config.node.id
         self._service = service
-        self._authenticator = authenticator
+        self._entry = entry
+        self._recorder = recorder
         self._metrics = metrics
 
     async def serve(self, exchange: Exchange) -> None:
         """Answers one request; never raises but when it is cancelled."""
-        record = _Record(secrets.token_hex(8).upper(), time.perf_counter())
+        record = self._recorder.begin()
         self._metrics.requests_in_flight.inc()
         try:
             await self._attempt(exchange, record)
         finally:
             self._metrics.requests_in_flight.dec()
-            self._tell(
+            self._recorder.tell(
                 record,
                 remote=exchange.remote,
                 received_bytes=exchange.received_bytes,
@@ -138,17 +115,16 @@ class Endpoint:
 
     def refuse(self, failure: S3Error, remote: str) -> Answer:
         """The answer to what never became a request; counted and logged as one all the same."""
-        record = _Record(secrets.token_hex(8).upper(), time.perf_counter())
-        answer = self._signed_off(self._failed(failure, record, "/"), record)
-        record.status = answer.status
-        self._tell(record, remote=remote, received_bytes=0, sent_bytes=len(answer.body))
+        record = self._recorder.begin()
+        answer = self._recorder.sign_off(self._failed(failure, record, "/"), record)
+        self._recorder.tell(record, remote=remote, received_bytes=0, sent_bytes=len(answer.body))
         return answer
 
-    async def _attempt(self, exchange: Exchange, record: _Record) -> None:
+    async def _attempt(self, exchange: Exchange, record: Record) -> None:
         try:
             answer = await self._answer(exchange, record)
             try:
-                await self._send(exchange, record, answer)
+                await exchange.send(self._recorder.sign_off(answer, record))
             finally:
                 await answer.close()
         except ClientGoneError:
@@ -162,65 +138,39 @@ class Endpoint:
                 return
             await self._send_failure(exchange, record, self._s3_error(error, record))
 
-    async def _answer(self, exchange: Exchange, record: _Record) -> Answer:
+    async def _answer(self, exchange: Exchange, record: Record) -> Answer:
         head = exchange.head
         if _head_bytes(head) > self._config.limits.header_bytes:
             raise RequestHeaderSectionTooLarge
-        meant = with_hoisted(head)
-        operation = record.operation = match(meant, self._config.virtual_host_domain)
-        identity = self._authenticator.authenticate(head)
-        if identity.tenant is not None:
-            record.tenant = identity.tenant.name
-        call = Call(
-            exchange, meant, operation, identity, service=self._service, config=self._config
-        )
-        _authorise(call)
+        request = self._entry.admit(head, record, secure=exchange.secure)
+        call = Call(exchange, request, service=self._service, config=self._config)
         writes = relay.relayed(call)
         if writes is not None:
             return await relay.relay(call, writes=writes)
-        handler = _HANDLERS.get(operation.name)
+        handler = _HANDLERS.get(call.operation.name)
         if handler is None:
-            raise NotImplementedS3(fields={"Operation": operation.name})
+            raise NotImplementedS3(fields={"Operation": call.operation.name})
         return await handler(call)
 
-    async def _send(self, exchange: Exchange, record: _Record, answer: Answer) -> None:
-        record.status = answer.status
-        record.tier = answer.tier
-        record.served = answer.served
-        await exchange.send(self._signed_off(answer, record))
-
-    def _signed_off(self, answer: Answer, record: _Record) -> Answer:
-        """The answer with what every answer tells: who gave it, and to which request."""
-        headers = {
-            **answer.headers,
-            "server": "feedrack",
-            "x-amz-request-id": record.request_id,
-            "x-feedrack-node": self._node,
-        }
-        if answer.tier is not None:
-            headers["x-feedrack-tier"] = answer.tier
-        answer.headers = headers
-        return answer
-
-    async def _send_failure(self, exchange: Exchange, record: _Record, failure: S3Error) -> None:
+    async def _send_failure(self, exchange: Exchange, record: Record, failure: S3Error) -> None:
         record.tier = None
         try:
             answer = self._failed(failure, record, record.operation.resource)
-            await self._send(exchange, record, answer)
+            await exchange.send(self._recorder.sign_off(answer, record))
         except ClientGoneError:
             record.broken = "client gone"
             exchange.abort()
 
-    def _failed(self, failure: S3Error, record: _Record, resource: str) -> Answer:
+    def _failed(self, failure: S3Error, record: Record, resource: str) -> Answer:
         record.code = failure.code
         if failure.status == 304:
             return Answer(status=304, headers=failure.headers)
         body = render.error(
-            failure, resource=resource, request_id=record.request_id, host_id=self._node
+            failure, resource=resource, request_id=record.request_id, host_id=self._recorder.node
         )
         return xml_answer(body, status=failure.status, headers=failure.headers)
 
-    def _s3_error(self, error: Exception, record: _Record) -> S3Error:
+    def _s3_error(self, error: Exception, record: Record) -> S3Error:
         """The S3 error that stands for whatever was raised."""
         if isinstance(error, S3Error):
             if error.status >= 500 and error.status != 501:
@@ -235,47 +185,7 @@ class Endpoint:
         log.error("internal error", request_id=record.request_id, exc_info=error)
         return InternalError()
 
-    def _tell(self, record: _Record, *, remote: str, received_bytes: int, sent_bytes: int) -> None:
-        seconds = time.perf_counter() - record.began
-        operation = record.operation
-        metrics = self._metrics
-        code = "broken" if record.broken is not None else str(record.status)
-        metrics.requests.labels(operation.name, code, record.tenant).inc()
-        metrics.request_seconds.labels(operation.name, record.tier or "none").observe(seconds)
-        for tier, size_bytes in record.served.items():
-            metrics.read_bytes.labels(tier).inc(size_bytes)
-        log.info(
-            "request",
-            operation=operation.name,
-            bucket=operation.bucket,
-            key=operation.key,
-            status=record.status,
-            code=record.code,
-            tenant=record.tenant,
-            bytes_in=received_bytes,
-            bytes_out=sent_bytes,
-            tier=record.tier,
-            seconds=round(seconds, 6),
-            request_id=record.request_id,
-            remote=remote,
-            **({} if record.broken is None else {"broken": record.broken}),
-        )
-
 
 def _head_bytes(head: RequestHead) -> int:
     lines = sum(len(name) + len(value) + 4 for name, value in head.headers)
     return len(head.path) + len(head.query) + lines
-
-
-def _authorise(call: Call) -> None:
-    """Asks for the operation itself; a DeleteObjects asks for each of its keys later."""
-    operation = call.operation
-    if operation.name == "ListBuckets":
-        return
-    if operation.name == "DeleteObjects" and not call.anonymous:
-        return
-    key = operation.query.get("prefix", "") if operation.name in _LISTINGS else operation.key
-    call.authorise(operation.name, operation.bucket, key)
-    if operation.name not in _READS:
-        for needed in needed_besides(call.head.headers):
-            call.authorise(needed, operation.bucket, key)

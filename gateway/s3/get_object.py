@@ -6,13 +6,21 @@ https://docs.aws.amazon.com/AmazonS3/latest/API/API_GetObject.html
 from typing import TypedDict
 
 from gateway.errors import InvalidArgument, InvalidRequest
-from gateway.model.conditions import Conditions
+from gateway.model.conditions import UNCONDITIONAL, Conditions
 from gateway.model.ranges import RangeSpec, parse_range
 from gateway.s3 import render
 from gateway.s3.answer import Answer, xml_answer
 from gateway.s3.call import Call
-from gateway.s3.headers import http_date, info_headers, read_conditions, response_overrides
+from gateway.s3.entry import Request
+from gateway.s3.headers import (
+    CONDITIONS,
+    http_date,
+    info_headers,
+    read_conditions,
+    response_overrides,
+)
 from gateway.s3.operation import part_number
+from gateway.store.held import HeldReads
 from gateway.store.reading import ReadAnswer
 
 _ATTRIBUTES = frozenset(("ETag", "Checksum", "ObjectParts", "StorageClass", "ObjectSize"))
@@ -34,6 +42,29 @@ async def head_object(call: Call) -> Answer:
     read = await call.service.head(call.operation.bucket, call.operation.key, **asked)
     await read.close()
     return _answer(read, overrides, checksums=asked["checksums"])
+
+
+def answer_held(
+    request: Request, held: HeldReads, *, files: bool
+) -> tuple[Answer, ReadAnswer] | None:
+    """What `get_object` or `head_object` would answer, where this node can begin to without
+    waiting. `files`: regions of files may be among the pieces.
+
+    None where it takes more than this disk; raises what a wrong request does.
+    """
+    asked, overrides = _asked(request)
+    key = request.operation.key
+    if request.operation.name == "HeadObject":
+        read = held.head(request.bucket, key, **asked)
+    else:
+        read = held.get(request.bucket, key, **asked, files=files)
+    if read is None:
+        return None
+    answer = _answer(read, overrides, checksums=asked["checksums"])
+    if request.operation.name == "GetObject":
+        answer.stream = read
+        answer.served = read.served
+    return answer, read
 
 
 async def get_object_attributes(call: Call) -> Answer:
@@ -63,6 +94,10 @@ async def get_object_attributes(call: Call) -> Answer:
     return xml_answer(render.attributes(info, wanted, part_count), headers=headers)
 
 
+# Headers that ask for something other than all of an object. Most reads have none.
+_REFINEMENTS = CONDITIONS | {"range", "x-amz-checksum-mode"}
+
+
 class _Asked(TypedDict):
     """What `ObjectService.get` and `head` take beside bucket and key."""
 
@@ -73,38 +108,48 @@ class _Asked(TypedDict):
     checksums: bool
 
 
-def _asked(call: Call) -> tuple[_Asked, dict[str, str]]:
+_ALL_OF_IT: tuple[_Asked, dict[str, str]] = (
+    _Asked(
+        version_id=None, wanted=None, part_number=None, conditions=UNCONDITIONAL, checksums=False
+    ),
+    {},
+)
+
+
+def _asked(request: Request) -> tuple[_Asked, dict[str, str]]:
     """What a read asks for, and the answer headers it overrides."""
-    wanted, part, conditions = _wanted(call)
-    overrides = _overrides(call)
+    if not request.head.query and _REFINEMENTS.isdisjoint(request.head.fields):
+        return _ALL_OF_IT
+    wanted, part, conditions = _wanted(request)
+    overrides = _overrides(request)
     asked = _Asked(
-        version_id=call.operation.version_id,
+        version_id=request.operation.version_id,
         wanted=wanted,
         part_number=part,
         conditions=conditions,
-        checksums=_checksums_asked(call),
+        checksums=_checksums_asked(request),
     )
     return asked, overrides
 
 
-def _wanted(call: Call) -> tuple[RangeSpec | None, int | None, Conditions]:
-    header = call.head.header("range")
-    number = call.operation.query.get("partNumber")
+def _wanted(request: Request) -> tuple[RangeSpec | None, int | None, Conditions]:
+    header = request.head.header("range")
+    number = request.operation.query.get("partNumber")
     if number is not None and header is not None:
         raise InvalidRequest("Cannot specify both Range header and partNumber query parameter")
     part = None if number is None else part_number(number)
-    return parse_range(header), part, read_conditions(call.head)
+    return parse_range(header), part, read_conditions(request.head)
 
 
-def _overrides(call: Call) -> dict[str, str]:
-    overrides = response_overrides(call.operation.query)
-    if overrides and call.anonymous:
+def _overrides(request: Request) -> dict[str, str]:
+    overrides = response_overrides(request.operation.query)
+    if overrides and request.anonymous:
         raise InvalidRequest("Request specific response headers cannot be used for anonymous GET")
     return overrides
 
 
-def _checksums_asked(call: Call) -> bool:
-    mode = call.head.header("x-amz-checksum-mode")
+def _checksums_asked(request: Request) -> bool:
+    mode = request.head.header("x-amz-checksum-mode")
     if mode is None:
         return False
     if mode.upper() != "ENABLED":

@@ -21,7 +21,13 @@ from gateway.errors import (
 )
 from gateway.errors import NotImplemented as NotImplementedS3
 from gateway.model.checksums import ALGORITHMS, HEADER_BY_ALGORITHM
-from gateway.model.conditions import Conditions, WriteConditions, parse_conditions, unquote_etag
+from gateway.model.conditions import (
+    UNCONDITIONAL,
+    Conditions,
+    WriteConditions,
+    parse_conditions,
+    unquote_etag,
+)
 from gateway.model.objects import ChecksumType, ObjectInfo, PutResult
 from gateway.s3.tags import parse_tagging_header
 
@@ -29,8 +35,11 @@ _META = "x-amz-meta-"
 _METADATA_LIMIT_BYTES = 2048
 _LOCK = "x-amz-object-lock-"
 _ENCRYPTION = "x-amz-server-side-encryption"
-_CUSTOMER_KEY = f"{_ENCRYPTION}-customer-"
-_COPY_CUSTOMER_KEY = "x-amz-copy-source-server-side-encryption-customer-"
+_CUSTOMER_KEYS = frozenset(
+    f"{prefix}-customer-{part}"
+    for prefix in (_ENCRYPTION, f"x-amz-copy-source{_ENCRYPTION.removeprefix('x-amz')}")
+    for part in ("algorithm", "key", "key-md5")
+)
 _STORED = frozenset(
     (
         "cache-control",
@@ -59,7 +68,7 @@ _STORAGE_CLASSES = frozenset(
 )
 _PRIVATE_ACLS = frozenset(("private", "bucket-owner-full-control", "bucket-owner-read"))
 _NO_ACLS = "ACLs other than private are not implemented; tenants' policies say who may do what."
-_CONDITIONS = ("if-match", "if-none-match", "if-modified-since", "if-unmodified-since")
+CONDITIONS = frozenset(("if-match", "if-none-match", "if-modified-since", "if-unmodified-since"))
 # Conditions and the like that S3 heeds in directory buckets only; to ignore one could cost data.
 _EXPRESS_ONLY = (
     "x-amz-if-match-last-modified-time",
@@ -157,13 +166,14 @@ def check_acl(head: RequestHead) -> None:
 
 def has_customer_key(head: RequestHead) -> bool:
     """Whether the request carries SSE-C headers: such objects are relayed and never kept."""
-    return any(name.startswith((_CUSTOMER_KEY, _COPY_CUSTOMER_KEY)) for name, _ in head.headers)
+    return not _CUSTOMER_KEYS.isdisjoint(head.fields)
 
 
 def read_conditions(head: RequestHead, prefix: str = "") -> Conditions:
     """The conditional headers; `prefix` is "" or "x-amz-copy-source-"."""
-    found = {name: head.header(f"{prefix}{name}") for name in _CONDITIONS}
-    return parse_conditions({name: value for name, value in found.items() if value is not None})
+    if not prefix and CONDITIONS.isdisjoint(head.fields):
+        return UNCONDITIONAL
+    return parse_conditions(head.fields, prefix)
 
 
 def write_conditions(head: RequestHead) -> WriteConditions:
@@ -249,6 +259,8 @@ def checksum_headers(checksums: Mapping[str, str], kind: ChecksumType | None) ->
 def response_overrides(query: Mapping[str, str]) -> dict[str, str]:
     """Answer headers that response-* parameters set. InvalidArgument for control characters."""
     found: dict[str, str] = {}
+    if not query:
+        return found
     for parameter, header in _OVERRIDES.items():
         value = query.get(parameter)
         if value is None:

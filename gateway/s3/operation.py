@@ -74,6 +74,8 @@ def decode(text: str) -> str:
 
     InvalidURI where an escape is broken or the bytes are not UTF-8.
     """
+    if "%" not in text and text.isascii():
+        return text
     if _BROKEN_ESCAPE.search(text):
         raise InvalidURI
     try:
@@ -84,6 +86,8 @@ def decode(text: str) -> str:
 
 def check_key(key: str) -> str:
     """The key. KeyTooLongError past 1,024 bytes of UTF-8."""
+    if len(key) * 4 <= _KEY_LIMIT_BYTES:
+        return key
     size_bytes = len(key.encode())
     if size_bytes > _KEY_LIMIT_BYTES:
         raise KeyTooLongError(

@@ -4,14 +4,17 @@ The gateway authenticates and authorises such a request as any other, names the 
 in it, and hands it on; the answer comes back as the origin gave it. Nothing of it is kept.
 """
 
+from collections.abc import AsyncIterator
+
 from gateway.auth.request import RequestHead
 from gateway.errors import NotImplemented as NotImplementedS3
 from gateway.s3.answer import Answer
 from gateway.s3.call import Call
 from gateway.s3.copy_object import source_of
 from gateway.s3.copy_source import CopySource
+from gateway.s3.entry import Request
 from gateway.s3.headers import check_acl, has_customer_key, object_headers, without_aws_chunked
-from gateway.tiers.protocol import RelayRequest
+from gateway.tiers.protocol import RelayAnswer, RelayRequest
 
 # Operations that only an S3 origin knows, and whether they change what an object's head says.
 ALWAYS = {
@@ -77,26 +80,26 @@ _SIGNATURE_PREFIX = "x-amz-"
 _WITHOUT_BODY = frozenset(("GET", "HEAD", "DELETE"))
 
 
-def relayed(call: Call) -> bool | None:
+def relayed(request: Request) -> bool | None:
     """None where the gateway answers itself; else whether the request changes its object.
 
     NotImplemented where only an S3 origin could do what is asked and the bucket has none.
     """
-    name = call.operation.name
+    name = request.operation.name
     writes: bool | None = None
     needed = True
-    if has_customer_key(call.head):
+    if has_customer_key(request.head):
         writes = _WITH_CUSTOMER_KEY.get(name)
-    elif name in ("DeleteObject", "DeleteObjects") and _lifts_lock(call.head):
+    elif name in ("DeleteObject", "DeleteObjects") and _lifts_lock(request.head):
         if name == "DeleteObjects":
             raise NotImplementedS3("Locked objects can be deleted one at a time only.")
         writes = True
-    elif name == "CreateBucket" and call.head.header("x-amz-bucket-object-lock-enabled"):
+    elif name == "CreateBucket" and request.head.header("x-amz-bucket-object-lock-enabled"):
         writes = False
     else:
         writes = ALWAYS.get(name)
         needed = False
-    if writes is None or call.relays:
+    if writes is None or request.relays:
         return writes
     if needed:
         raise NotImplementedS3
@@ -132,10 +135,23 @@ async def relay(call: Call, *, writes: bool) -> Answer:
     return Answer(
         status=answer.status,
         headers={name: value for name, value in answer.headers.items() if name not in _ORIGIN_ONLY},
-        stream=answer,
+        stream=_Relayed(answer),
         length_bytes=int(length) if length is not None and length.isdigit() else None,
         tier="origin" if operation.name in ("GetObject", "HeadObject") else None,
     )
+
+
+class _Relayed:
+    """A relayed answer's bytes, as they come."""
+
+    def __init__(self, answer: RelayAnswer) -> None:
+        self._answer = answer
+
+    def pieces(self, *, files: bool) -> AsyncIterator[bytes]:  # noqa: ARG002 - there are none
+        return self._answer.blocks()
+
+    async def close(self) -> None:
+        await self._answer.close()
 
 
 def _lifts_lock(head: RequestHead) -> bool:

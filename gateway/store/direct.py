@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 from gateway.errors import TierUnavailable
 from gateway.model.objects import Span
 from gateway.model.ranges import ByteRange
-from gateway.tiers.protocol import OpenedObject, Origin, TierName
+from gateway.tiers.protocol import FileRegion, OpenedObject, Origin, TierName
 
 
 class DirectReader:
@@ -36,6 +36,12 @@ class DirectReader:
         piece, self._rest = self._rest[:limit_bytes], self._rest[limit_bytes:]
         self._position += len(piece)
         return piece
+
+    def read_now(self, offset: int, limit_bytes: int) -> None:  # noqa: ARG002 - a SpanReader's
+        return None
+
+    def region(self, offset: int, limit_bytes: int) -> FileRegion | None:  # noqa: ARG002
+        return None
 
     async def close(self) -> None:
         opened, self._opened, self._blocks = self._opened, None, None

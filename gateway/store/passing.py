@@ -10,7 +10,7 @@ class PassedBody:
     """A `Body` over a `ReadAnswer`, which stays the caller's to close."""
 
     def __init__(self, answer: ReadAnswer, checksum_algorithm: str | None = None) -> None:
-        self._blocks: AsyncIterator[bytes | memoryview] = answer.blocks()
+        self._blocks: AsyncIterator[bytes | bytearray | memoryview] = answer.blocks()
         self._algorithm = checksum_algorithm
         self._hasher = hasher(checksum_algorithm) if checksum_algorithm is not None else None
         self._rest = b""

@@ -5,26 +5,43 @@ is left for the next one at the very byte where it stopped; when no tier can go 
 breaks off, and is never completed from another version.
 """
 
-from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from typing import Protocol
 
 from gateway.errors import Corrupt, TierFull, TierUnavailable, VersionChanged
 from gateway.model.objects import ObjectInfo, ObjectVersion, PartSpan, Span
-from gateway.model.ranges import ByteRange, spans
-from gateway.tiers.protocol import SpanReader, TierName
+from gateway.model.ranges import ByteRange, span
+from gateway.tiers.protocol import FileRegion, InstantReader, SpanReader, TierName
 
 _BLOCK_BYTES = 262_144
+# Of a file at a time, so that a slow client's next bytes are looked after again before they go.
+_REGION_BYTES = 2 * 1024**2
+# From which size on sending from a file costs less than reading and writing; it is a tenth less
+# here, and more above (docs/benchmarks.md).
+_FILES_FROM_BYTES = 65_536
 # Failures in a row, without one byte gained, after which a read gives up.
 _PATIENCE = 3
 
-OpenSpan = Callable[[Span, bool], Awaitable[SpanReader]]
-"""Opens a span; the flag asks for the origin itself, past a disk that takes nothing in."""
+Block = bytes | bytearray | memoryview
+
+
+class SpanOpener(Protocol):
+    """Where a read's spans come from."""
+
+    def open_now(self, span: Span) -> InstantReader | None:
+        """A reader of a span that can be had without waiting."""
+        ...
+
+    def open(self, span: Span, direct: bool) -> Awaitable[SpanReader]:
+        """A reader of the span, from the nearest tier; `direct` asks for the origin itself, past
+        a disk that takes nothing in."""
+        ...
 
 
 class ReadAnswer:
     """What the object is, which of its bytes follow, and the bytes.
 
-    `tier` is where the first byte comes from. `close` must be called, whether or not `blocks` was
+    `tier` is where the first byte comes from. `close` must be called, whether or not `pieces` was
     read to its end.
     """
 
@@ -44,21 +61,43 @@ class ReadAnswer:
         self.part = part
         self.tier = tier
         self._source = source
+        # All the bytes of `range`, where they are at hand already or in a file; None where they are
+        # to come.
+        self.whole: Block | FileRegion | None = b"" if source is None else source.whole
 
     @property
     def served(self) -> Mapping[str, int]:
         """Bytes handed out so far, by the tier each came from."""
         return self._source.served if self._source is not None else {}
 
-    async def blocks(self) -> AsyncIterator[bytes | memoryview]:
-        """The bytes of `range` in order, in blocks of at most 256 KiB.
+    async def begin(self, *, files: bool) -> None:
+        """Waits for the first bytes of an answer that `HeldReads.get` gave without them. Errors as
+        `pieces`, while it is still time to answer otherwise."""
+        if self._source is not None:
+            self.tier = await self._source.begin(files=files)
+
+    def release(self) -> None:
+        """As `close`, for an answer of `HeldReads.get` of which nothing more was read."""
+        if self._source is not None:
+            self._source.release()
+
+    async def pieces(self, *, files: bool) -> AsyncIterator[Block | FileRegion]:
+        """The bytes of `range` in order, in blocks of at most 256 KiB or, where `files` allows, in
+        regions of a file; each is good until the next is asked for.
 
         Raises what ended the read early: TierUnavailable, VersionChanged or an S3Error of the
         origin. The bytes yielded until then are right.
         """
         if self._source is not None:
-            async for block in self._source.blocks():
-                yield block
+            async for piece in self._source.pieces(files=files):
+                yield piece
+
+    async def blocks(self) -> AsyncIterator[Block]:
+        """As `pieces`, in blocks alone."""
+        if self._source is not None:
+            async for piece in self._source.pieces(files=False):
+                assert not isinstance(piece, FileRegion)  # noqa: S101 - none was allowed
+                yield piece
 
     async def close(self) -> None:
         if self._source is not None:
@@ -74,56 +113,100 @@ class SpanSource:
         self,
         version: ObjectVersion,
         wanted: ByteRange,
+        opener: SpanOpener,
         *,
         chunk_size_bytes: int,
-        open_span: OpenSpan,
         on_changed: Callable[[], None],
         brought: bool = False,
     ) -> None:
-        self.served: Counter[str] = Counter()
+        self.served: dict[str, int] = {}
         self._on_changed = on_changed
         self._brought = brought
-        self._spans = spans(version, wanted, chunk_size_bytes)
+        self._version = version
+        self._chunk_size_bytes = chunk_size_bytes
         self._stop = wanted.stop
         self._position = wanted.start
-        self._open_span = open_span
+        self._opener = opener
         self._span: Span | None = None
         self._reader: SpanReader | None = None
-        self._first: bytes | memoryview | None = None
+        # The reader that `begin_now` opened, which can be let go of as it came.
+        self._held: InstantReader | None = None
+        self._first: Block | FileRegion | None = None
+        # The whole range, where the first step has brought it.
+        self.whole: Block | FileRegion | None = None
 
-    async def begin(self) -> TierName:
+    def begin_now(self, *, files: bool) -> TierName | None:
+        """As `begin`, where this needs no waiting; None where it does."""
+        here = self._here()
+        held = self._reader = self._held = self._opener.open_now(here)
+        if held is None:
+            return None
+        try:
+            first = self._first = self._piece_now(held, here, files=files)
+        except Corrupt:
+            # The disk has dropped it; the next step opens another tier.
+            return None
+        if first is None:
+            return None
+        if self._position == self._stop:
+            self.whole = first
+        return held.tier
+
+    def release(self) -> None:
+        """Lets go of what `begin_now` opened, if nothing else was read since."""
+        if self._held is not None:
+            self._held.release()
+
+    async def begin(self, *, files: bool = False) -> TierName:
         """Reads the first block, so that what goes wrong until then is still an answer."""
-        self._first = await self._next()
+        if self._first is None:
+            self._first = await self._next(files=files)
         assert self._reader is not None  # noqa: S101 - a range has at least one byte
-        return "origin" if self.served["origin"] else self._reader.tier
+        return "origin" if "origin" in self.served else self._reader.tier
 
-    async def blocks(self) -> AsyncIterator[bytes | memoryview]:
-        block, self._first = self._first, None
-        while block is not None:
-            yield block
-            block = await self._next()
+    async def pieces(self, *, files: bool) -> AsyncIterator[Block | FileRegion]:
+        piece, self._first = self._first, None
+        if piece is None:
+            piece = await self._next(files=files)
+        while piece is not None:
+            yield piece
+            piece = await self._next(files=files)
 
     async def close(self) -> None:
-        reader, self._reader = self._reader, None
+        reader, self._reader, self._held = self._reader, None, None
         if reader is not None:
             await reader.close()
 
-    async def _next(self) -> bytes | memoryview | None:
-        """The block at `_position`, None at the end."""
-        if self._span is None or self._position >= self._span.stop:
-            await self.close()
-            self._span = next(self._spans, None)
-        span = self._span
-        if span is None or self._position >= self._stop:
+    def _here(self) -> Span:
+        """The span that `_position` lies in."""
+        here = self._span
+        if here is None or self._position >= here.stop:
+            number = self._position // self._chunk_size_bytes
+            here = self._span = span(self._version, number, self._chunk_size_bytes)
+        return here
+
+    async def _next(self, *, files: bool) -> Block | FileRegion | None:
+        """What comes at `_position`, None at the end."""
+        if self._position >= self._stop:
             return None
-        limit = min(_BLOCK_BYTES, min(span.stop, self._stop) - self._position)
+        if self._span is not None and self._position >= self._span.stop:
+            await self.close()
+        here = self._here()
         failures = 0
         direct = False
         while True:
             try:
+                if self._reader is None and not direct:
+                    self._reader = self._opener.open_now(here)
                 if self._reader is None:
-                    self._reader = await self._open_span(span, direct)
-                block = await self._reader.read(self._position - span.start, limit)
+                    self._reader = await self._opener.open(here, direct)
+                piece = self._piece_now(self._reader, here, files=files)
+                if piece is None:
+                    left = min(here.stop, self._stop) - self._position
+                    piece = await self._reader.read(
+                        self._position - here.start, min(left, _BLOCK_BYTES)
+                    )
+                    self._count(here, self._reader.tier, len(piece))
             except (Corrupt, TierFull, TierUnavailable) as error:
                 await self.close()
                 failures += 1
@@ -134,7 +217,26 @@ class SpanSource:
                 self._on_changed()
                 raise
             else:
-                self._position += len(block)
-                brought = self._brought and not span.number
-                self.served["origin" if brought else self._reader.tier] += len(block)
-                return block
+                return piece
+
+    def _piece_now(
+        self, reader: SpanReader, here: Span, *, files: bool
+    ) -> Block | FileRegion | None:
+        """What comes at `_position`, where it can be had without waiting."""
+        offset = self._position - here.start
+        left = min(here.stop, self._stop) - self._position
+        if files and left >= _FILES_FROM_BYTES:
+            region = reader.region(offset, min(left, _REGION_BYTES))
+            if region is not None:
+                self._count(here, reader.tier, region.size_bytes)
+                return region
+        block = reader.read_now(offset, min(left, _BLOCK_BYTES))
+        if block is not None:
+            self._count(here, reader.tier, len(block))
+        return block
+
+    def _count(self, here: Span, tier: TierName, size_bytes: int) -> None:
+        self._position += size_bytes
+        if self._brought and not here.number:
+            tier = "origin"
+        self.served[tier] = self.served.get(tier, 0) + size_bytes

@@ -9,14 +9,25 @@ from msgspec import Struct
 
 from gateway.errors import VersionChanged
 from gateway.model.conditions import UNCONDITIONAL, Conditions, check_read
-from gateway.model.objects import ObjectInfo, ObjectRef, ObjectVersion, PartSpan, Span
+from gateway.model.objects import (
+    KnownObject,
+    ObjectInfo,
+    ObjectRef,
+    ObjectVersion,
+    PartSpan,
+    Span,
+    known_object,
+)
 from gateway.model.ranges import ByteRange, RangeSpec, span
 from gateway.store.buckets import Bucket
 from gateway.store.core import Core
 from gateway.store.direct import DirectReader
+from gateway.store.fill import Filler
+from gateway.store.held import HeldReads, choose
 from gateway.store.reading import ReadAnswer, SpanSource
 from gateway.store.versions import Ticket
-from gateway.tiers.protocol import SpanReader, TierName
+from gateway.tiers.disk import DiskTier
+from gateway.tiers.protocol import InstantReader, SpanReader, TierName
 
 T = TypeVar("T")
 
@@ -31,10 +42,14 @@ class _Look(Struct, frozen=True):
     the disk has it by the time it is read.
     """
 
-    info: ObjectInfo
+    known: KnownObject
     tier: TierName
     part: PartSpan | None = None
     brought: bool = False
+
+    @property
+    def info(self) -> ObjectInfo:
+        return self.known.info
 
 
 class Reads(Core):
@@ -43,6 +58,12 @@ class Reads(Core):
     def __init__(self, **collaborators: Any) -> None:
         super().__init__(**collaborators)
         self._questions: dict[tuple[object, ...], asyncio.Task[Any]] = {}
+        self.held = HeldReads(
+            self._believed,
+            self._disk.holds,
+            self._source,
+            chunk_size_bytes=self._cache.chunk_size,
+        )
 
     async def close(self) -> None:
         questions = list(self._questions.values())
@@ -67,7 +88,7 @@ class Reads(Core):
         ref = where.ref(key, version_id)
         look = await self._look(where, ref, part_number, checksums=checksums)
         check_read(conditions, look.info)
-        chosen, partial = _choose(look.info, wanted, look.part)
+        chosen, partial = choose(look.info, wanted, look.part)
         return ReadAnswer(look.info, chosen, partial=partial, part=look.part, tier=look.tier)
 
     async def get(
@@ -98,10 +119,10 @@ class Reads(Core):
             )
             info, part = look.info, look.part
             check_read(conditions, info)
-            chosen, partial = _choose(info, wanted, part)
+            chosen, partial = choose(info, wanted, part)
             if not chosen.size_bytes:
                 return ReadAnswer(info, chosen, partial=partial, part=part, tier=look.tier)
-            source = self._source(where, ref, look, chosen)
+            source = self._source(where, look.known, chosen, brought=look.brought)
             try:
                 first = await source.begin()
             except VersionChanged:
@@ -129,21 +150,23 @@ class Reads(Core):
     ) -> _Look:
         if part_number is not None:
             info, part = await bucket.origin.part_span(ref, part_number)
-            return _Look(info, "origin", part)
+            return _Look(known_object(ref, info), "origin", part)
         known = self._believed(bucket, ref)
-        if known is not None and (known.checksums_known or not checksums):
+        if known is not None and (known.info.checksums_known or not checksums):
             return _Look(known, "disk")
         if by_bytes and known is None and self._nothing_kept(bucket, ref):
             info = await self._open_unknown(bucket, ref, checksums=checksums)
-            return _Look(info, "origin", brought=True)
-        return _Look(await self._ask(bucket, ref, checksums=checksums), "origin")
+            return _Look(known_object(ref, info), "origin", brought=True)
+        info = await self._ask(bucket, ref, checksums=checksums)
+        return _Look(known_object(ref, info), "origin")
 
-    def _believed(self, bucket: Bucket, ref: ObjectRef) -> ObjectInfo | None:
+    def _believed(self, bucket: Bucket, ref: ObjectRef) -> KnownObject | None:
         freshness = None if bucket.immutable else bucket.freshness_seconds
-        info = self._versions.trusted(ref, freshness)
-        if info is None and bucket.immutable and not self._versions.generation(ref):
+        known = self._versions.believed(ref, freshness)
+        if known is None and bucket.immutable and not self._versions.generation(ref):
             info = self._disk.recall(ref)
-        return info
+            known = known_object(ref, info) if info is not None else None
+        return known
 
     def _nothing_kept(self, bucket: Bucket, ref: ObjectRef) -> bool:
         """Whether the bytes must come from the origin in any case."""
@@ -227,50 +250,49 @@ class Reads(Core):
             task.add_done_callback(over)
         return await asyncio.shield(task)
 
-    def _source(self, bucket: Bucket, ref: ObjectRef, look: _Look, wanted: ByteRange) -> SpanSource:
-        info = look.info
-        version = ObjectVersion(ref, info.etag, info.size_bytes)
-
-        async def open_span(wanted_span: Span, direct: bool) -> SpanReader:
-            if direct or not info.cacheable:
-                return DirectReader(wanted_span, bucket.origin)
-            return await self._open_span(bucket, wanted_span)
-
+    def _source(
+        self, bucket: Bucket, known: KnownObject, wanted: ByteRange, *, brought: bool = False
+    ) -> SpanSource:
         return SpanSource(
-            version,
+            known.version,
             wanted,
+            _Opener(bucket, known.info, self._disk, self._filler),
             chunk_size_bytes=self._cache.chunk_size,
-            open_span=open_span,
-            on_changed=lambda: self._versions.forget(ref),
-            brought=look.brought,
+            on_changed=lambda: self._versions.forget(known.version.ref),
+            brought=brought,
         )
 
-    async def _open_span(self, bucket: Bucket, wanted: Span) -> SpanReader:
-        """Near before far: the disk, a fill under way, a new fill; the origin alone at last."""
-        following = self._filler.find(wanted)
+
+class _Opener:
+    """Near before far: the disk, a fill under way, a new fill; the origin alone at last."""
+
+    __slots__ = ("_bucket", "_disk", "_filler", "_info")
+
+    def __init__(self, bucket: Bucket, info: ObjectInfo, disk: DiskTier, filler: Filler) -> None:
+        self._bucket = bucket
+        self._info = info
+        self._disk = disk
+        self._filler = filler
+
+    def open_now(self, span: Span) -> InstantReader | None:
+        return self._disk.open_now(span)
+
+    async def open(self, span: Span, direct: bool) -> SpanReader:
+        origin = self._bucket.origin
+        if direct or not self._info.cacheable:
+            return DirectReader(span, origin)
+        following = self._filler.find(span)
         if following is not None:
             return following
-        kept = await self._disk.open(wanted)
+        kept = await self._disk.open(span)
         if kept is not None:
             return kept
-        following = self._filler.find(wanted)
+        following = self._filler.find(span)
         if following is not None:
             return following
         if not self._disk.accepting:
-            return DirectReader(wanted, bucket.origin)
-        return self._filler.start(wanted, bucket.origin)
-
-
-def _choose(
-    info: ObjectInfo, wanted: RangeSpec | None, part: PartSpan | None
-) -> tuple[ByteRange, bool]:
-    """The bytes to answer with, and whether that is a 206."""
-    if part is not None:
-        return ByteRange(part.start, part.stop), True
-    if wanted is not None:
-        chosen = wanted.resolve(info.size_bytes)
-        return chosen, chosen.size_bytes > 0
-    return ByteRange(0, info.size_bytes), False
+            return DirectReader(span, origin)
+        return self._filler.start(span, origin)
 
 
 def _with_checksums(info: ObjectInfo, asked: ObjectInfo) -> ObjectInfo:

@@ -21,7 +21,7 @@ from collections.abc import Callable
 
 from msgspec import Struct
 
-from gateway.model.objects import ObjectInfo, ObjectRef
+from gateway.model.objects import KnownObject, ObjectInfo, ObjectRef, known_object
 
 
 class Ticket(Struct, frozen=True, eq=False):
@@ -41,7 +41,7 @@ class _InFlight(Struct):
 
 
 class _Known(Struct, frozen=True):
-    info: ObjectInfo
+    what: KnownObject
     since: float
     number: int
 
@@ -62,6 +62,11 @@ class VersionTable:
 
     def trusted(self, ref: ObjectRef, freshness_seconds: float | None) -> ObjectInfo | None:
         """The version to believe without asking; `freshness_seconds` None believes for ever."""
+        known = self.believed(ref, freshness_seconds)
+        return known.info if known is not None else None
+
+    def believed(self, ref: ObjectRef, freshness_seconds: float | None) -> KnownObject | None:
+        """As `trusted`, with the version's name."""
         versions = self._known.get(ref.current)
         known = versions.get(ref.version_id) if versions is not None else None
         if known is None:
@@ -69,7 +74,7 @@ class VersionTable:
         if freshness_seconds is not None and self._now() - known.since >= freshness_seconds:
             return None
         self._known.move_to_end(ref.current)
-        return known.info
+        return known.what
 
     def generation(self, ref: ObjectRef) -> int:
         """Names the present: two questions asked in one generation may share one answer."""
@@ -88,7 +93,7 @@ class VersionTable:
         contradicted = (
             known is not None
             and known.number > ticket.answers
-            and not _same_version(known.info, info)
+            and not _same_version(known.what.info, info)
         )
         if contradicted or not info.cacheable:
             self.forget(ticket.ref)
@@ -165,7 +170,7 @@ class VersionTable:
         # Few versions of one key are read at a time; the bound keeps a history walk from growing.
         if len(versions) >= 16 and ref.version_id not in versions:
             versions.pop(next(iter(versions)))
-        versions[ref.version_id] = _Known(info, ticket.drawn_at, self._answers)
+        versions[ref.version_id] = _Known(known_object(ref, info), ticket.drawn_at, self._answers)
         self._known.move_to_end(ref.current)
         if len(self._known) > self._limit:
             self._known.popitem(last=False)

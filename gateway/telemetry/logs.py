@@ -2,13 +2,13 @@
 
 import json
 import logging
-import sys
 from typing import Any
 
 import msgspec
 import structlog
 
 from gateway.config import LogConfig
+from gateway.telemetry.lines import LineWriter, standard_error
 
 
 def configure(config: LogConfig) -> None:
@@ -17,12 +17,6 @@ def configure(config: LogConfig) -> None:
         structlog.dev.ConsoleRenderer()
         if config.format == "console"
         else structlog.processors.JSONRenderer(serializer=_encode)
-    )
-    # Bytes to bytes: a line is written for every request, so what it costs counts.
-    factory = (
-        structlog.PrintLoggerFactory(sys.stderr)
-        if config.format == "console"
-        else structlog.BytesLoggerFactory(sys.stderr.buffer)
     )
     structlog.configure(
         processors=[
@@ -35,9 +29,24 @@ def configure(config: LogConfig) -> None:
         wrapper_class=structlog.make_filtering_bound_logger(
             logging.getLevelNamesMapping()[config.level.upper()]
         ),
-        logger_factory=factory,
+        logger_factory=lambda *_: _Logger(standard_error()),
         cache_logger_on_first_use=True,
     )
+
+
+class _Logger:
+    """What structlog hands its rendered lines to: they go out at once, and in order."""
+
+    def __init__(self, lines: LineWriter) -> None:
+        self._lines = lines
+
+    def msg(self, message: str | bytes) -> None:
+        line = (
+            message if isinstance(message, bytes) else message.encode("utf-8", "backslashreplace")
+        )
+        self._lines.write(line + b"\n")
+
+    debug = info = warning = error = critical = exception = msg
 
 
 def _encode(event: Any, **_: Any) -> bytes:

@@ -1,9 +1,9 @@
-"""Chunks of large objects: a file each, verified block by block at the read that serves them.
+"""Chunks of large objects: taken in, evicted, dropped where they are not what was written.
 
 A chunk is written to a file without a name of its own (`staging.py`), gets its name by a rename
 and counts from its entry in the index on. What breaks between the two is cleared at the next
 start. Nothing is synced: a chunk that a power cut leaves half written does not match its
-checksums and is fetched again.
+checksums and is fetched again (`chunk_reading.py`).
 """
 
 import asyncio
@@ -11,35 +11,21 @@ import errno
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import msgspec
 import structlog
-import xxhash
 
-from gateway.errors import Corrupt, TierUnavailable
+from gateway.errors import TierUnavailable
 from gateway.index.held import HeldIndex
-from gateway.index.records import (
-    BLOCK_BYTES,
-    ChunkRecord,
-    Table,
-    block_sum,
-    chunk_key,
-    decode_chunk,
-    encode,
-    is_of,
-    name_of,
-    pack_sums,
-)
+from gateway.index.records import ChunkRecord, Table, chunk_key, encode, name_of, pack_sums
 from gateway.model.objects import ObjectVersion, Span
 from gateway.telemetry.metrics import Metrics
+from gateway.tiers.chunk_reading import ChunkLookup, ChunkReader
 from gateway.tiers.eviction import Policy, Victim
+from gateway.tiers.layout import chunk_path
+from gateway.tiers.notes import Notes
 from gateway.tiers.open_files import DiskThreads, OpenFile, OpenFiles
-from gateway.tiers.protocol import TierName
+from gateway.tiers.regions import Regions
 from gateway.tiers.room import Item, Room, on_disk
 
-_READ_BYTES = 1024**2
-# Several reads of one chunk within this time are one use of it: a client that reads a large
-# object in small ranges must not look like many clients.
-_ONE_USE_SECONDS = 2.0
 # Chunks of one version that are looked for when it is forgotten; the rest goes by eviction.
 _MAX_FORGOTTEN = 4096
 
@@ -57,6 +43,7 @@ class ChunkStore:
         index: HeldIndex,
         policy: Policy[Item],
         files: OpenFiles,
+        regions: Regions,
         threads: DiskThreads,
         metrics: Metrics,
         failed: Callable[[OSError], None],
@@ -70,9 +57,10 @@ class ChunkStore:
         self._threads = threads
         self._metrics = metrics
         self._failed = failed
-        self._now = now
-        self._readers: dict[bytes, int] = {}
-        self._used_at: dict[bytes, float] = {}
+        self._regions = regions
+        self._lookup = ChunkLookup(
+            folder, index=index, files=files, regions=regions, owner=self, now=now
+        )
         self._going: dict[bytes, asyncio.Task[bool]] = {}
         self.room: Room | None = None
 
@@ -82,37 +70,19 @@ class ChunkStore:
 
     def is_read(self, key: bytes) -> bool:
         """Whether somebody has a reader of the chunk open."""
-        return key in self._readers
+        return self._lookup.is_read(key)
 
     def holds(self, span: Span) -> bool:
         """Whether the chunk is here."""
-        return self._record(chunk_key(span.version.digest, span.number), span) is not None
+        return self._lookup.find(chunk_key(span.version.digest, span.number), span) is not None
 
-    async def open(self, span: Span) -> "ChunkReader | None":
+    def open_now(self, span: Span) -> ChunkReader | None:
+        """As `open`, without waiting: None also where that would be needed."""
+        return self._lookup.open_now(span)
+
+    async def open(self, span: Span) -> ChunkReader | None:
         """A reader of the chunk, or None where it is not here."""
-        key = chunk_key(span.version.digest, span.number)
-        record = self._record(key, span)
-        if record is None:
-            return None
-        self._readers[key] = self._readers.get(key, 0) + 1
-        try:
-            file = self._files.cached(key) or await self._files.acquire(key, self.path(key))
-        except OSError as error:
-            self._unpin(key)
-            self._lost(key, error)
-            return None
-        except TierUnavailable:
-            # It is here, but there is no descriptor to read it with just now.
-            self._unpin(key)
-            return None
-        except BaseException:
-            self._unpin(key)
-            raise
-        now = self._now()
-        if now - self._used_at.get(key, -_ONE_USE_SECONDS) >= _ONE_USE_SECONDS:
-            self._used_at[key] = now
-            self._policy.read(key)
-        return ChunkReader(self, key, record, file)
+        return await self._lookup.open(span)
 
     async def publish(self, staged: Path, span: Span, sums: list[int]) -> bool:
         """Gives a staged file the span's name; False where the span is here already (then the
@@ -129,11 +99,16 @@ class ChunkStore:
             old_bytes = self._policy.remove(key)
             self._files.drop(key, lambda: self._give_back(old_bytes))
         self._files.rename(staged, key)
+        self._lookup.forget(key)
+        file = self._files.cached(key)
+        if file is not None:
+            self._regions.written(file, key, span.size_bytes)
+            self._files.release(file)
         record = ChunkRecord(name_of(span.version), span.size_bytes, pack_sums(sums))
         self._index.put(Table.CHUNKS, key, encode(record))
         self._policy.add(key, on_disk(span.size_bytes))
         # The reads that waited for it are one use with its coming.
-        self._used_at[key] = self._now()
+        self._lookup.is_new_use(key)
         return True
 
     async def evict(self, victims: Sequence[Victim[Item]]) -> None:
@@ -162,50 +137,61 @@ class ChunkStore:
         if key in self._policy:
             self._let_go(key, self._policy.remove(key))
 
-    def corrupt(self, key: bytes, record: ChunkRecord, why: str) -> None:
-        """Counts and drops a chunk that is not what was written."""
-        if self._index.get(Table.CHUNKS, key) != encode(record):
-            return
-        self._metrics.cache_corrupt.inc()
-        log.error("corrupt chunk dropped", path=str(self.path(key)), reason=why)
+    def note(self, notes: Notes) -> None:
+        """Takes in what another process read here."""
+        for key, times in notes.chunk_uses.items():
+            if self._lookup.is_new_use(key):
+                self._policy.read(key, times)
+        for key, inode in notes.corrupt_chunks.items():
+            try:
+                current = self.path(key).stat().st_ino == inode
+            except OSError:
+                continue
+            if current and key in self._policy:
+                self._drop_corrupt(key, "checksum, as another process found it")
+
+    # What reading brings to light (`ChunkOwner`)
+    def holds_chunk(self, key: bytes) -> bool:
+        """Whether the chunk counts among what is kept."""
+        return key in self._policy
+
+    def used(self, key: bytes) -> None:
+        """Counts a use of a chunk."""
+        self._policy.read(key)
+
+    def stale(self, key: bytes) -> None:
+        """Drops a chunk whose entry cannot be read."""
         self.drop(key)
 
-    def close_reader(self, key: bytes, file: OpenFile) -> None:
-        """Ends what `open` began."""
-        self._files.release(file)
-        self._unpin(key)
+    def corrupt(self, key: bytes, record: ChunkRecord, file: OpenFile, why: str) -> None:  # noqa: ARG002 - other owners ask which file
+        """Counts and drops a chunk that is not what was written."""
+        if self._index.get(Table.CHUNKS, key) == encode(record):
+            self._drop_corrupt(key, why)
 
-    async def read(self, file: OpenFile, offset: int, size_bytes: int) -> bytearray | bytes:
-        """Bytes of a chunk's file as they are, unverified. OSError."""
-        return await self._files.read(file, offset, size_bytes)
-
-    async def settle(self) -> None:
-        """Waits until what was let go of is off the disk."""
-        while self._going:
-            await asyncio.gather(*self._going.values())
-
-    def _record(self, key: bytes, span: Span) -> ChunkRecord | None:
-        raw = self._index.get(Table.CHUNKS, key)
-        if raw is None or key not in self._policy:
-            return None
-        try:
-            record = decode_chunk(raw)
-        except msgspec.MsgspecError:
-            self.drop(key)
-            return None
-        return record if is_of(record, span) else None
-
-    def _lost(self, key: bytes, error: OSError) -> None:
+    def lost(self, key: bytes, error: OSError) -> None:
         """A chunk's file cannot be opened: it was deleted, or the whole disk is gone."""
+        if key not in self._policy:
+            # It was let go of while it was being opened.
+            return
         self._metrics.cache_corrupt.inc()
         log.error("chunk cannot be opened", path=str(self.path(key)), reason=str(error))
         self.drop(key)
         if error.errno != errno.ENOENT or not self._folder.exists():
             self._failed(error)
 
+    async def settle(self) -> None:
+        """Waits until what was let go of is off the disk."""
+        while self._going:
+            await asyncio.gather(*self._going.values())
+
+    def _drop_corrupt(self, key: bytes, why: str) -> None:
+        self._metrics.cache_corrupt.inc()
+        log.error("corrupt chunk dropped", path=str(self.path(key)), reason=why)
+        self.drop(key)
+
     def _let_go(self, key: bytes, size_bytes: int) -> "asyncio.Task[bool]":
         self._index.delete(Table.CHUNKS, key)
-        self._used_at.pop(key, None)
+        self._lookup.forget(key)
         task = asyncio.create_task(self._remove(key, size_bytes))
         self._going[key] = task
         task.add_done_callback(lambda _: self._going.pop(key))
@@ -224,69 +210,3 @@ class ChunkStore:
     def _give_back(self, size_bytes: int) -> None:
         if self.room is not None:
             self.room.release(size_bytes)
-
-    def _unpin(self, key: bytes) -> None:
-        left = self._readers[key] - 1
-        if left:
-            self._readers[key] = left
-        else:
-            del self._readers[key]
-
-
-class ChunkReader:
-    """Verified bytes of one chunk."""
-
-    def __init__(self, store: ChunkStore, key: bytes, record: ChunkRecord, file: OpenFile) -> None:
-        self._store = store
-        self._key = key
-        self._record = record
-        self._file: OpenFile | None = file
-
-    @property
-    def tier(self) -> TierName:
-        return "disk"
-
-    async def read(self, offset: int, limit_bytes: int) -> bytes | memoryview:
-        """As `SpanReader.read`. Only the blocks touched are read; every one is verified."""
-        if self._file is None:
-            raise TierUnavailable("the reader is closed")
-        size = self._record.size_bytes
-        stop = min(offset + min(limit_bytes, _READ_BYTES), size)
-        first = offset - offset % BLOCK_BYTES
-        last = min(stop + -stop % BLOCK_BYTES, size)
-        if offset >= stop:
-            return b""
-        try:
-            block = await self._store.read(self._file, first, last - first)
-        except OSError as error:
-            self._store.corrupt(self._key, self._record, str(error))
-            raise Corrupt(f"a kept chunk cannot be read: {error}") from error
-        view = memoryview(block)
-        if len(view) != last - first or not sound(view, self._record.sums, first // BLOCK_BYTES):
-            self._store.corrupt(self._key, self._record, "checksum")
-            raise Corrupt("a kept chunk does not match its checksums")
-        return view[offset - first : stop - first]
-
-    async def close(self) -> None:
-        """Lets go of what was pinned. Safe to call twice."""
-        file, self._file = self._file, None
-        if file is not None:
-            self._store.close_reader(self._key, file)
-
-
-def chunk_path(folder: Path, key: bytes) -> Path:
-    """Where the chunk with that key in the index lies under the cache's folder."""
-    name = key[:16].hex()
-    return folder / "chunks" / name[:2] / f"{name}.{int.from_bytes(key[16:], 'big')}"
-
-
-def sound(view: memoryview, sums: bytes, first_block: int) -> bool:
-    """Whether the blocks in `view`, the first being number `first_block`, match their sums."""
-    try:
-        return all(
-            xxhash.xxh3_64_intdigest(view[start : start + BLOCK_BYTES])
-            == block_sum(sums, first_block + start // BLOCK_BYTES)
-            for start in range(0, len(view), BLOCK_BYTES)
-        )
-    except IndexError:
-        return False

@@ -35,13 +35,19 @@ from gateway.telemetry.metrics import Metrics
 from gateway.tiers.folder import Folder
 from gateway.tiers.health import Health, Reason, reason_of
 from gateway.tiers.holding import Found, Holding, Sizes, recover
+from gateway.tiers.landing import Landing, land
+from gateway.tiers.notes import Notes
 from gateway.tiers.open_files import DiskThreads
-from gateway.tiers.protocol import SpanReader, TierName
+from gateway.tiers.pieces import Pieces
+from gateway.tiers.protocol import InstantReader, SpanReader, TierName
 from gateway.tiers.staging import SpanWriter
 
-__all__ = ["DiskTier", "DiskUsage", "SpanWriter"]
+__all__ = ["DiskTier", "DiskUsage", "Landing", "SpanWriter"]
 
 _LOOK_SECONDS = 2.0
+# Memory that fills receive into, of the whole node.
+_PIECES_BYTES = 256 * 1024**2
+_PIECE_BYTES = 1024**2
 
 log = structlog.get_logger()
 
@@ -74,6 +80,7 @@ class DiskTier:
         self._look_seconds = look_seconds
         self._health = Health(metrics)
         self._threads = DiskThreads()
+        self._pieces = Pieces(_PIECES_BYTES, min(_PIECE_BYTES, int(config.chunk_size)))
         self._holding: Holding | None = None
         self._looking: asyncio.Task[None] | None = None
         self._look_now = asyncio.Event()
@@ -104,6 +111,22 @@ class DiskTier:
         self._threads.close()
 
     # Bytes
+    def holds(self, span: Span) -> bool:
+        """Whether a small object or a chunk is here."""
+        holding = self._holding
+        if holding is None:
+            return False
+        return holding.small.holds(span) if self._is_small(span) else holding.chunks.holds(span)
+
+    def open_now(self, span: Span) -> InstantReader | None:
+        """As `open`, without waiting: None where it is not held here or would need a thread."""
+        holding = self._holding
+        if holding is None:
+            return None
+        if self._is_small(span):
+            return holding.small.open_now(span)
+        return holding.chunks.open_now(span)
+
     async def open(self, span: Span) -> SpanReader | None:
         """A reader of a small object or a chunk, or None where it is not held here."""
         holding = self._holding
@@ -113,11 +136,26 @@ class DiskTier:
             return await holding.small.open(span)
         return await holding.chunks.open(span)
 
+    def note(self, notes: Notes) -> None:
+        """Takes in what another process of the node read here (`HeldDisk.take_notes`): it counts as
+        read, and what was found corrupt is dropped."""
+        if self._holding is not None:
+            self._holding.note(notes)
+
     async def begin(self, size_bytes: int) -> SpanWriter:
         """A growing chunk file with room for `size_bytes`. TierFull, TierUnavailable."""
         holding = self._accepting()
         try:
             return await holding.staging.begin(size_bytes)
+        except (TierFull, TierUnavailable) as error:
+            self._unkept(error)
+            raise
+
+    async def land(self, size_bytes: int) -> Landing:
+        """A chunk of `size_bytes` that is to come in by a fill. TierFull, TierUnavailable."""
+        holding = self._accepting()
+        try:
+            return await land(holding.staging, self._pieces, size_bytes)
         except (TierFull, TierUnavailable) as error:
             self._unkept(error)
             raise
@@ -363,15 +401,15 @@ class DiskTier:
             log.error("cache starts empty", reason=self._lost)
             self._lost = None
             await self._detach()
-            await self._threads.write(self._remove_index)
+            await self._threads.write(self._remove_index, holding.folder)
             await self._attach(blind=True)
         elif not await self._threads.read(holding.folder.is_there):
             self._health.failed("missing", f"{self._config.path} is not there any more")
             await self._detach()
 
-    def _remove_index(self) -> None:
+    def _remove_index(self, folder: Folder) -> None:
         try:
-            (self._config.path / "index.lmdb").unlink(missing_ok=True)
+            folder.remove_index()
         except OSError:
             log.exception("the index cannot be removed")
 
@@ -387,6 +425,7 @@ class DiskTier:
             if self._health.reason is not None:
                 await self._threads.write(holding.folder.probe)
             await self._threads.write(holding.folder.beat)
+            await holding.index.clear_dead_readers()
         except OSError as error:
             self._health.failed(self._reason(error), str(error))
             return

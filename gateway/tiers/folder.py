@@ -26,8 +26,7 @@ import structlog
 from msgspec import Struct
 
 from gateway.config import ConfigError
-from gateway.tiers.chunks import chunk_path
-from gateway.tiers.packed import shard_path
+from gateway.tiers.layout import chunk_path, index_path, shard_path
 
 _VERSION = 1
 _PROBE_BYTES = 1024**2
@@ -69,7 +68,7 @@ class Folder:
 
     def __init__(self, path: Path, chunk_bytes: int) -> None:
         self.path = path
-        self.index_path = path / "index.lmdb"
+        self.index_path = index_path(path)
         path.mkdir(parents=True, exist_ok=True)
         self._lock = os.open(path / "LOCK", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
@@ -139,9 +138,16 @@ class Folder:
         """Removes everything that is held."""
         for name in ("chunks", "shards"):
             shutil.rmtree(self.path / name, ignore_errors=True)
+        self.remove_index()
+        self._make_folders()
+
+    def remove_index(self) -> None:
+        """Removes the index. OSError.
+
+        Its lock file goes too: other processes may still use it together with the old index, and
+        a new one must not take its numbers from there."""
         for path in (self.index_path, self.index_path.with_name("index.lmdb-lock")):
             path.unlink(missing_ok=True)
-        self._make_folders()
 
     def index_is_sound(self) -> bool:
         """Whether the index can be opened and followed from end to end without harm."""

@@ -27,7 +27,9 @@ from gateway.telemetry.metrics import Metrics
 from gateway.tiers.chunks import ChunkStore
 from gateway.tiers.eviction import Policy, Victim
 from gateway.tiers.folder import Folder
+from gateway.tiers.notes import Notes
 from gateway.tiers.open_files import DiskThreads, OpenFiles
+from gateway.tiers.regions import Regions
 from gateway.tiers.room import FIXED_BYTES, Item, Room, on_disk
 from gateway.tiers.small import SmallStore
 from gateway.tiers.staging import Staging
@@ -86,12 +88,14 @@ class Holding:
             is_bundle=lambda item: isinstance(item, int),
         )
         self.files = OpenFiles(threads)
+        regions = Regions()
         self.chunks = ChunkStore(
             folder.path,
             chunk_bytes=config.chunk_size,
             index=index,
             policy=self.policy,
             files=self.files,
+            regions=regions,
             threads=threads,
             metrics=metrics,
             failed=failed,
@@ -103,6 +107,7 @@ class Holding:
             index=index,
             policy=self.policy,
             files=self.files,
+            regions=regions,
             threads=threads,
             metrics=metrics,
             failed=failed,
@@ -145,6 +150,11 @@ class Holding:
         """Lets go of entries where the index nears its limit."""
         if self._trimming is None and self.index.used_bytes() > self.index.limit_bytes:
             self._trimming = asyncio.create_task(self._trim())
+
+    def note(self, notes: Notes) -> None:
+        """Takes in what another process read here."""
+        self.small.note(notes)
+        self.chunks.note(notes)
 
     async def held_bytes(self, origin: str, bucket: str, prefix: str) -> int:
         """Object bytes held of the keys with that prefix; reads the whole index, in a thread."""

@@ -1,23 +1,31 @@
 """Open files of the cache, shared by their readers, and reads that never stall the event loop.
 
-What lies in the page cache is read at once (`preadv2` with RWF_NOWAIT, a few microseconds); what
-does not is read by a thread. File systems without RWF_NOWAIT always use threads.
+What lies in the page cache is read at once (`preadv2` with RWF_NOWAIT, a few microseconds), and a
+file whose name does is opened at once; the rest is done by a thread. File systems without
+RWF_NOWAIT always use threads.
 """
 
 import asyncio
 import errno
 import os
+import resource
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
 from pathlib import Path
 from typing import TypeVar
 
 from gateway.errors import TierUnavailable
+from gateway.tiers.kernel import CachedOpen, unset_bytearray
 
-_KEEP_OPEN = 256
+_MAX_KEPT_OPEN = 4096
 _READ_THREADS = 16
 _WRITE_THREADS = 8
+# Looked at in one go, a microsecond each.
+_SLICE_FILES = 256
+# From here on it costs more to clear a buffer than to get one that is not cleared.
+_UNSET_BYTES = 32_768
 
 T = TypeVar("T")
 
@@ -48,6 +56,12 @@ class DiskThreads:
         return asyncio.get_running_loop().run_in_executor(pool, function, *arguments)
 
 
+def kept_open() -> int:
+    """How many files may stay open that nobody uses: a quarter of the process's descriptors."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return min(_MAX_KEPT_OPEN, soft // 4) if soft > 0 else _MAX_KEPT_OPEN
+
+
 class OpenFile:
     """A descriptor and who uses it. Use between `OpenFiles.acquire` and `release` only."""
 
@@ -65,9 +79,10 @@ class OpenFiles:
     """Files by the name their owner gives them; those not in use stay open while they are among
     the last few used."""
 
-    def __init__(self, threads: DiskThreads, *, keep_open: int = _KEEP_OPEN) -> None:
+    def __init__(self, threads: DiskThreads, *, keep_open: int | None = None) -> None:
         self._threads = threads
-        self._keep_open = keep_open
+        self._keep_open = kept_open() if keep_open is None else keep_open
+        self._cached_open = CachedOpen()
         self._files: OrderedDict[Hashable, OpenFile] = OrderedDict()
         self._nowait = True
 
@@ -78,6 +93,16 @@ class OpenFiles:
             file.users += 1
             self._files.move_to_end(name)
         return file
+
+    def open_now(self, name: Hashable, path: Path) -> OpenFile | None:
+        """As `acquire`, for reading; None where a thread is needed, or no descriptor is left."""
+        try:
+            descriptor = self._cached_open.open(str(path))
+        except OSError as error:
+            if error.errno in (errno.EMFILE, errno.ENFILE):
+                return None
+            raise
+        return None if descriptor is None else self._enter(name, descriptor)
 
     async def acquire(self, name: Hashable, path: Path, flags: int = os.O_RDONLY) -> OpenFile:
         """The file, opened if need be. OSError where it cannot be; TierUnavailable where the
@@ -99,9 +124,11 @@ class OpenFiles:
         if file is not None:
             os.close(descriptor)
             return file
-        file = self._files[name] = OpenFile(name, descriptor)
-        self._shrink()
-        return file
+        if not os.fstat(descriptor).st_nlink:
+            # Removed, and `drop` told so, while a thread opened it.
+            os.close(descriptor)
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+        return self._enter(name, descriptor)
 
     def release(self, file: OpenFile) -> None:
         """Ends one use."""
@@ -116,6 +143,7 @@ class OpenFiles:
         """Tells that a file goes by another name now, which no other file has."""
         file = self._files.pop(old, None)
         if file is not None:
+            self.drop(new)
             file.name = new
             self._files[new] = file
 
@@ -142,19 +170,39 @@ class OpenFiles:
         for name in [name for name, file in self._files.items() if file.users == 0]:
             self.drop(name)
 
+    async def drop_removed(self) -> None:
+        """Lets go of what another process removed, so that its blocks become free."""
+        for number, (name, file) in enumerate(list(self._files.items()), 1):
+            if number % _SLICE_FILES == 0:
+                await asyncio.sleep(0)
+            if self._files.get(name) is file and not os.fstat(file.descriptor).st_nlink:
+                self.drop(name, _nothing)
+
+    def read_now(self, file: OpenFile, offset: int, size_bytes: int) -> bytearray | None:
+        """`size_bytes` from `offset`, where all of them are in the page cache. OSError."""
+        if not self._nowait:
+            return None
+        block = bytearray(size_bytes) if size_bytes < _UNSET_BYTES else unset_bytearray(size_bytes)
+        try:
+            if os.preadv(file.descriptor, (block,), offset, os.RWF_NOWAIT) == size_bytes:
+                return block
+        except BlockingIOError:
+            pass  # Not in the page cache.
+        except OSError as error:
+            if error.errno != errno.EOPNOTSUPP:
+                raise
+            self._nowait = False
+        return None
+
     async def read(self, file: OpenFile, offset: int, size_bytes: int) -> bytearray | bytes:
         """`size_bytes` from `offset`, fewer only at the file's end. OSError."""
-        if self._nowait:
-            block = bytearray(size_bytes)
-            try:
-                if os.preadv(file.descriptor, (block,), offset, os.RWF_NOWAIT) == size_bytes:
-                    return block
-            except BlockingIOError:
-                pass  # Not in the page cache.
-            except OSError as error:
-                if error.errno != errno.EOPNOTSUPP:
-                    raise
-                self._nowait = False
+        block = self.read_now(file, offset, size_bytes)
+        if block is not None:
+            return block
+        return await self.read_in_thread(file, offset, size_bytes)
+
+    async def read_in_thread(self, file: OpenFile, offset: int, size_bytes: int) -> bytes:
+        """As `read`, of what is known not to be in the page cache."""
         return await self.run(file, _read_fully, file.descriptor, offset, size_bytes)
 
     async def run(self, file: OpenFile, function: Callable[..., T], *arguments: object) -> T:
@@ -165,11 +213,17 @@ class OpenFiles:
         future.add_done_callback(lambda _: self.release(file))
         return await asyncio.shield(future)
 
+    def _enter(self, name: Hashable, descriptor: int) -> OpenFile:
+        file = self._files[name] = OpenFile(name, descriptor)
+        self._shrink()
+        return file
+
     def _shrink(self) -> None:
         excess = len(self._files) - self._keep_open
         if excess <= 0:
             return
-        for name in [name for name, file in self._files.items() if file.users == 0][:excess]:
+        idle = (name for name, file in self._files.items() if file.users == 0)
+        for name in list(islice(idle, excess)):
             self.drop(name)
 
     def _close(self, file: OpenFile) -> None:
@@ -180,6 +234,10 @@ class OpenFiles:
         closing = self._threads.write(os.close, file.descriptor)
         for call in file.on_closed:
             closing.add_done_callback(_then(call))
+
+
+def _nothing() -> None:
+    """For who does not want to hear of it, but must not close a removed file here and now."""
 
 
 def _then(call: Callable[[], None]) -> Callable[[object], None]:

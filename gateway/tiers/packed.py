@@ -26,6 +26,7 @@ from gateway.index.records import (
     pack_entries,
 )
 from gateway.telemetry.metrics import Metrics
+from gateway.tiers.layout import shard_path
 from gateway.tiers.open_files import DiskThreads
 from gateway.tiers.room import Room, on_disk
 from packer.format import EXTENT_BYTES, ExtentBuilder, Located, ShardError, ShardWriter, file_bytes
@@ -299,11 +300,6 @@ class ShardLog:
     def _release(self, size_bytes: int) -> None:
         if self.room is not None:
             self.room.release(size_bytes)
-
-
-def shard_path(folder: Path, shard: int) -> Path:
-    """Where a shard lies under the cache's folder."""
-    return folder / "shards" / f"{shard}.lmdb"
 
 
 def _as_failure(error: OSError | lmdb.Error | ShardError, path: Path) -> OSError | IndexLost:

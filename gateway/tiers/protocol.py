@@ -27,6 +27,16 @@ from gateway.model.ranges import ByteRange
 TierName = Literal["disk", "rack", "remote", "origin"]
 
 
+class FileRegion(Struct, frozen=True):
+    """Bytes of an object that lie in an open file, verified, in the page cache: send them from
+    there. Good until the reader that gave it is closed; after a longer wait ask again for what is
+    left, since pages leave the cache."""
+
+    descriptor: int
+    offset: int
+    size_bytes: int
+
+
 class SpanReader(Protocol):
     """Verified bytes of one span, from whatever tier opened it."""
 
@@ -41,8 +51,26 @@ class SpanReader(Protocol):
         """
         ...
 
+    def read_now(self, offset: int, limit_bytes: int) -> bytes | bytearray | memoryview | None:
+        """As `read`, errors included, where that needs no waiting; None where it would. What it
+        returns is the caller's to keep."""
+        ...
+
+    def region(self, offset: int, limit_bytes: int) -> FileRegion | None:
+        """Up to `limit_bytes` bytes from `offset` as they lie in a file; None where they must be
+        read."""
+        ...
+
     async def close(self) -> None:
         """Lets go of what was pinned. Safe to call twice."""
+        ...
+
+
+class InstantReader(SpanReader, Protocol):
+    """A reader that was opened without waiting, and can be let go of in the same way."""
+
+    def release(self) -> None:
+        """As `close`."""
         ...
 
 
@@ -71,6 +99,11 @@ class OpenedObject(Protocol):
     def blocks(self) -> AsyncIterator[bytes]:
         """The bytes in order, in pieces of at most 1 MiB. Raises TierUnavailable on a truncated
         or reset answer and VersionChanged where the object changed under the read."""
+        ...
+
+    async def read_into(self, memory: memoryview) -> int:
+        """Puts the next bytes at the beginning of `memory`: how many, 0 only at the range's end.
+        For those who have a place for them; instead of `blocks`. Raises as `blocks`."""
         ...
 
     async def close(self) -> None:

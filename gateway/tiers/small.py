@@ -1,4 +1,4 @@
-"""Small objects: found through the index, read by file offset, verified whole.
+"""Small objects: taken in, and moved or dropped as their shard has to go.
 
 A shard that has to go is emptied as a log is: what was read since it was written moves on to the
 shard of what is worth keeping, the rest is dropped with the file.
@@ -9,7 +9,6 @@ import errno
 from collections.abc import Callable
 from pathlib import Path
 
-import msgspec
 import structlog
 import xxhash
 
@@ -18,20 +17,23 @@ from gateway.index.held import HeldIndex, IndexLost
 from gateway.index.records import (
     SmallRecord,
     Table,
-    decode_small,
+    encode,
     extent_key,
-    is_of,
     name_of,
     unpack_entries,
 )
 from gateway.model.objects import ObjectVersion, Span
 from gateway.telemetry.metrics import Metrics
 from gateway.tiers.eviction import MAX_READS, Policy
+from gateway.tiers.layout import shard_path
+from gateway.tiers.notes import Notes
 from gateway.tiers.open_files import DiskThreads, OpenFiles
-from gateway.tiers.packed import ShardLog, shard_path
-from gateway.tiers.protocol import TierName
+from gateway.tiers.packed import ShardLog
+from gateway.tiers.regions import Regions
 from gateway.tiers.room import Item, Room
+from gateway.tiers.small_reading import ShardReader, SmallLookup, SmallReader
 
+_MAX_COUNT = int(MAX_READS)
 _SPENT = bytes(max(0, reads - 1) for reads in range(256))
 
 log = structlog.get_logger()
@@ -49,6 +51,7 @@ class SmallStore:
         index: HeldIndex,
         policy: Policy[Item],
         files: OpenFiles,
+        regions: Regions,
         threads: DiskThreads,
         metrics: Metrics,
         failed: Callable[[OSError | IndexLost], None],
@@ -65,6 +68,8 @@ class SmallStore:
         self._sealed = set(shards)
         self._reads: dict[int, dict[int, bytearray]] = {}
         self._room: Room | None = None
+        self._regions = regions
+        self._lookup = SmallLookup(folder, index=index, files=files, regions=regions, owner=self)
         self.log = ShardLog(
             folder,
             shard_bytes=shard_bytes,
@@ -90,43 +95,23 @@ class SmallStore:
         """Shards that no longer grow."""
         return len(self._sealed)
 
-    async def open(self, span: Span) -> "SmallReader | None":
-        """A reader of the object, already read and verified; None where it is not here."""
-        digest = span.version.digest
-        member = self.log.buffered(digest)
-        if member is not None:
-            return SmallReader(member.data) if member.name == name_of(span.version) else None
-        record = self._record(digest, span)
-        if record is None:
-            return None
-        try:
-            file = self._files.cached(record.shard) or await self._files.acquire(
-                record.shard, self._path(record.shard)
-            )
-        except OSError as error:
-            self._lost(digest, record, error)
-            return None
-        except TierUnavailable:
-            # It is here, but there is no descriptor to read it with just now.
-            return None
-        try:
-            data = await self._files.read(file, record.offset, record.size_bytes)
-        except OSError as error:
-            self._corrupt(digest, record, str(error))
-            return None
-        finally:
-            self._files.release(file)
-        if len(data) != record.size_bytes or xxhash.xxh3_64_intdigest(data) != record.sum:
-            self._corrupt(digest, record, "checksum")
-            return None
-        self._policy.read(digest)
-        self._count(record)
-        return SmallReader(data)
+    def open_now(self, span: Span) -> SmallReader | ShardReader | None:
+        """As `open`, without waiting: None also where that would be needed."""
+        member = self.log.buffered(span.version.digest)
+        if member is None:
+            return self._lookup.open_now(span)
+        return SmallReader(member.data) if member.name == name_of(span.version) else None
+
+    async def open(self, span: Span) -> SmallReader | ShardReader | None:
+        """A reader of the object; None where it is not here."""
+        if self.log.buffered(span.version.digest) is None:
+            return await self._lookup.open(span)
+        return self.open_now(span)
 
     def holds(self, span: Span) -> bool:
         """Whether the object is here."""
         digest = span.version.digest
-        return self.log.buffered(digest) is not None or self._record(digest, span) is not None
+        return self.log.buffered(digest) is not None or self._lookup.find(digest, span) is not None
 
     async def keep(self, span: Span, data: bytes) -> None:
         """Takes an object in. TierFull, TierUnavailable."""
@@ -155,12 +140,58 @@ class SmallStore:
             self._failed(error)
             raise TierUnavailable(f"an evicted shard cannot be removed: {error}") from error
         self._files.drop(shard, lambda: self._release(size_bytes))
+        self._regions.forget(shard)
         self._metrics.evicted_bytes.inc(size_bytes)
 
     def spend(self, shard: int) -> None:
         """The shard paid with a read for staying: so do its objects."""
         for extent, reads in self._reads.get(shard, {}).items():
             self._reads[shard][extent] = reads.translate(_SPENT)
+
+    def note(self, notes: Notes) -> None:
+        """Takes in what another process read here."""
+        for digest, times in notes.small_reads.items():
+            record = self._lookup.decode(digest)
+            if record is not None and self.holds_shard(record.shard):
+                self.read(digest, record, times)
+        for digest, raw in notes.corrupt_small.items():
+            record = self._lookup.decode(digest)
+            if record is not None and encode(record) == raw:
+                self.corrupt(digest, record, "as another process found it")
+
+    # What reading brings to light (`SmallOwner`)
+    def holds_shard(self, shard: int) -> bool:
+        """Whether the shard counts among what is kept."""
+        return shard in self._sealed or shard in self.log.growing
+
+    def read(self, digest: bytes, record: SmallRecord, times: int = 1) -> None:
+        """Counts a read of an object: for its name, and for its part of the shard."""
+        self._policy.read(digest)
+        counts = self._reads.setdefault(record.shard, {}).setdefault(record.extent, bytearray())
+        if len(counts) <= record.ordinal:
+            counts.extend(bytes(record.ordinal + 1 - len(counts)))
+        times = min(times, _MAX_COUNT - counts[record.ordinal])
+        if times > 0:
+            counts[record.ordinal] += times
+            self._policy.read(record.shard, times * record.size_bytes / self._shard_bytes)
+
+    def stale(self, digest: bytes) -> None:
+        """Drops an entry that is no good."""
+        self._index.delete(Table.SMALL, digest)
+
+    def corrupt(self, digest: bytes, record: SmallRecord, why: str) -> None:
+        """Counts and drops an object that is not what was written."""
+        if self._current(digest, record.shard, record.extent) != record:
+            return
+        self._metrics.cache_corrupt.inc()
+        log.error("corrupt small object dropped", shard=record.shard, reason=why)
+        self._index.delete(Table.SMALL, digest)
+
+    def lost(self, digest: bytes, record: SmallRecord, error: OSError) -> None:
+        """The object's shard cannot be opened: it was deleted, or the whole disk is gone."""
+        self.corrupt(digest, record, str(error))
+        if error.errno != errno.ENOENT or not self._folder.exists():
+            self._failed(error)
 
     def _seal(self, shard: int, size_bytes: int, main: bool) -> None:
         self._sealed.add(shard)
@@ -212,49 +243,10 @@ class SmallStore:
     def _current(self, digest: bytes, shard: int, number: int) -> SmallRecord | None:
         if self.log.buffered(digest) is not None:
             return None
-        record = self._decode(digest)
+        record = self._lookup.decode(digest)
         if record is None or (record.shard, record.extent) != (shard, number):
             return None
         return record
-
-    def _record(self, digest: bytes, span: Span) -> SmallRecord | None:
-        record = self._decode(digest)
-        if record is None or not is_of(record, span):
-            return None
-        if record.shard in self._sealed or record.shard in self.log.growing:
-            return record
-        self._index.delete(Table.SMALL, digest)
-        return None
-
-    def _decode(self, digest: bytes) -> SmallRecord | None:
-        raw = self._index.get(Table.SMALL, digest)
-        if raw is None:
-            return None
-        try:
-            return decode_small(raw)
-        except msgspec.MsgspecError:
-            self._index.delete(Table.SMALL, digest)
-            return None
-
-    def _count(self, record: SmallRecord) -> None:
-        counts = self._reads.setdefault(record.shard, {}).setdefault(record.extent, bytearray())
-        if len(counts) <= record.ordinal:
-            counts.extend(bytes(record.ordinal + 1 - len(counts)))
-        if counts[record.ordinal] < MAX_READS:
-            counts[record.ordinal] += 1
-            self._policy.read(record.shard, record.size_bytes / self._shard_bytes)
-
-    def _corrupt(self, digest: bytes, record: SmallRecord, why: str) -> None:
-        if self._current(digest, record.shard, record.extent) != record:
-            return
-        self._metrics.cache_corrupt.inc()
-        log.error("corrupt small object dropped", shard=record.shard, reason=why)
-        self._index.delete(Table.SMALL, digest)
-
-    def _lost(self, digest: bytes, record: SmallRecord, error: OSError) -> None:
-        self._corrupt(digest, record, str(error))
-        if error.errno != errno.ENOENT or not self._folder.exists():
-            self._failed(error)
 
     def _path(self, shard: int) -> Path:
         return shard_path(self._folder, shard)
@@ -262,26 +254,6 @@ class SmallStore:
     def _release(self, size_bytes: int) -> None:
         if self._room is not None:
             self._room.release(size_bytes)
-
-
-class SmallReader:
-    """A whole small object in memory."""
-
-    def __init__(self, data: bytes | bytearray) -> None:
-        self._data = data
-
-    @property
-    def tier(self) -> TierName:
-        return "disk"
-
-    async def read(self, offset: int, limit_bytes: int) -> bytes | memoryview:
-        """As `SpanReader.read`."""
-        if offset == 0 and limit_bytes >= len(self._data) and isinstance(self._data, bytes):
-            return self._data
-        return memoryview(self._data)[offset : offset + limit_bytes]
-
-    async def close(self) -> None:
-        """Nothing is pinned."""
 
 
 def _count_of(counts: bytearray, ordinal: int) -> int:

@@ -1,0 +1,109 @@
+"""The front half of every request: match → authenticate → authorise. Synchronous, and the same for
+whichever lane a request comes by."""
+
+from collections.abc import Callable
+
+from gateway.auth.identity import Identity
+from gateway.auth.policy import authorise, needed_besides
+from gateway.auth.request import RequestHead
+from gateway.auth.sigv4 import Authenticator
+from gateway.config import S3Config
+from gateway.errors import NoSuchBucket
+from gateway.s3.headers import with_hoisted
+from gateway.s3.operation import Operation
+from gateway.s3.record import Record
+from gateway.s3.route import match
+from gateway.store.buckets import Bucket
+
+_READS = frozenset(("GetObject", "HeadObject"))
+_LISTINGS = frozenset(
+    ("ListObjects", "ListObjectsV2", "ListObjectVersions", "ListMultipartUploads")
+)
+
+
+class Request:
+    """What was asked, and by whom. `head` carries the headers that a presigned URL has in its
+    query; `secure`: it came over TLS."""
+
+    __slots__ = ("_bucket", "_resolve", "head", "identity", "operation", "secure")
+
+    def __init__(
+        self,
+        head: RequestHead,
+        operation: Operation,
+        identity: Identity,
+        resolve: Callable[[str], Bucket],
+        *,
+        secure: bool,
+    ) -> None:
+        self.head = head
+        self.operation = operation
+        self.identity = identity
+        self.secure = secure
+        self._resolve = resolve
+        self._bucket: Bucket | None = None
+
+    @property
+    def bucket(self) -> Bucket:
+        """The bucket asked about. NoSuchBucket."""
+        if self._bucket is None:
+            self._bucket = self._resolve(self.operation.bucket)
+        return self._bucket
+
+    @property
+    def anonymous(self) -> bool:
+        return self.identity.tenant is None
+
+    @property
+    def relays(self) -> bool:
+        """Whether the bucket lives on an S3 service. NoSuchBucket."""
+        return self.bucket.origin.relays
+
+    def authorise(self, operation: str, bucket: str, key: str) -> None:
+        """Nothing where the caller may do `operation` there. AccessDenied, before anything is
+        said of what exists."""
+        try:
+            own = bucket == self.operation.bucket
+            public_read = (self.bucket if own else self._resolve(bucket)).public_read
+        except NoSuchBucket:
+            public_read = False
+        authorise(self.identity, operation, bucket, key, public_read=public_read)
+
+
+class Entry:
+    """Lets requests in, or says in S3's words why not. `resolve` finds a bucket by its name."""
+
+    def __init__(
+        self, config: S3Config, authenticator: Authenticator, resolve: Callable[[str], Bucket]
+    ) -> None:
+        self._domain = config.virtual_host_domain
+        self._authenticator = authenticator
+        self._resolve = resolve
+
+    def admit(self, head: RequestHead, record: Record, *, secure: bool) -> Request:
+        """The request that `head` makes, once its sender may make it; the record learns of both.
+
+        Raises whatever S3Error `route.match`, `Authenticator.authenticate` or the policy has.
+        """
+        meant = with_hoisted(head)
+        operation = record.operation = match(meant, self._domain)
+        identity = self._authenticator.authenticate(head)
+        if identity.tenant is not None:
+            record.tenant = identity.tenant.name
+        request = Request(meant, operation, identity, self._resolve, secure=secure)
+        _authorise(request)
+        return request
+
+
+def _authorise(request: Request) -> None:
+    """Asks for the operation itself; a DeleteObjects asks for each of its keys later."""
+    operation = request.operation
+    if operation.name == "ListBuckets":
+        return
+    if operation.name == "DeleteObjects" and not request.anonymous:
+        return
+    key = operation.query.get("prefix", "") if operation.name in _LISTINGS else operation.key
+    request.authorise(operation.name, operation.bucket, key)
+    if operation.name not in _READS:
+        for needed in needed_besides(request.head.headers):
+            request.authorise(needed, operation.bucket, key)
