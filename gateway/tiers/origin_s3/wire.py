@@ -16,8 +16,8 @@ from time import monotonic
 from gateway.tiers.origin_s3.heads import HEAD_END, Head, MalformedAnswerError, parse_head
 
 HEAD_BYTES = 65_536
-# What is received without looking up. The loop serves nobody else meanwhile: some 50 µs.
-STRIDE_BYTES = 256 * 1024
+# What is received without looking up. The loop serves nobody else meanwhile: some 80 µs.
+STRIDE_BYTES = 512 * 1024
 _SMALLEST_MARK_BYTES = 16 * 1024
 # A wait shorter than this calls for fewer of them, a longer one keeps readers waiting.
 _SHORT_SECONDS = 0.002
