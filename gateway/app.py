@@ -2,7 +2,6 @@
 
 import asyncio
 import signal
-import ssl
 import time
 
 import structlog
@@ -12,13 +11,21 @@ from gateway.admin.report import NodeReport
 from gateway.admin.server import AdminServer
 from gateway.auth.sigv4 import Authenticator
 from gateway.auth.tenants import load_tenants
-from gateway.config import Config, ConfigError, DirectoryOriginConfig, Secret, read_secret
+from gateway.config import Config, DirectoryOriginConfig, Secret, read_secret
+from gateway.s3.doors import TcpDoor
+from gateway.s3.endpoint import Endpoint
+from gateway.s3.entry import Entry
+from gateway.s3.held import HeldEndpoint
+from gateway.s3.long_lane import Lanes
+from gateway.s3.record import Recorder
 from gateway.s3.server import S3Server
+from gateway.s3.tls import certificate
 from gateway.store.buckets import BucketTable
 from gateway.store.fill import Filler
 from gateway.store.service import ObjectService
 from gateway.store.versions import VersionTable
 from gateway.telemetry.metrics import Metrics
+from gateway.telemetry.requests import RequestReporter
 from gateway.tiers.disk import DiskTier
 from gateway.tiers.origin_directory import DirectoryOrigin
 from gateway.tiers.origin_s3 import S3Origin
@@ -45,17 +52,13 @@ class Node:
             versions=VersionTable(now=time.monotonic),
             cache=config.cache,
         )
-        self.s3 = S3Server(
-            config,
-            self.service,
-            Authenticator(
-                load_tenants(config),
-                region=config.s3.region,
-                clock_skew_seconds=config.s3.clock_skew_seconds,
-            ),
-            self.metrics,
-            ssl_context=_tls(config),
+        self.certificate = certificate(config.s3)
+        self.door = TcpDoor(
+            config.s3.listen,
+            certificate=self.certificate,
+            handshake_timeout_seconds=config.s3.limits.header_timeout_seconds or None,
         )
+        self.s3 = self._s3_server()
         self.stopping = asyncio.Event()
         self.admin = AdminServer(
             config.admin,
@@ -74,12 +77,31 @@ class Node:
         )
         self.state = "starting"
 
+    def _s3_server(self) -> S3Server:
+        config = self.config
+        authenticator = Authenticator(
+            load_tenants(config),
+            region=config.s3.region,
+            clock_skew_seconds=config.s3.clock_skew_seconds,
+        )
+        recorder = Recorder(config.node.id, RequestReporter(self.metrics, config.log))
+        entry = Entry(config.s3, authenticator, self.service.bucket)
+        endpoint = Endpoint(config, self.service, entry, recorder, self.metrics)
+        return S3Server(
+            config.s3.limits,
+            self.metrics,
+            door=self.door,
+            held=HeldEndpoint(entry, self.service.held, recorder, self.metrics),
+            lanes=Lanes(endpoint, header_bytes=config.s3.limits.header_bytes),
+            refuse=endpoint.refuse,
+        )
+
     @property
     def s3_url(self) -> str:
         """Where S3 is served, with the port that was really bound."""
         scheme = "https" if self.config.s3.tls_cert_file is not None else "http"
         host = self.config.s3.listen.rpartition(":")[0]
-        return f"{scheme}://{host}:{self.s3.port}"
+        return f"{scheme}://{host}:{self.door.port}"
 
     @property
     def admin_url(self) -> str:
@@ -95,6 +117,11 @@ class Node:
         await self.s3.start()
         self.state = "serving"
         log.info("serving", node=self.config.node.id, s3=self.s3_url, admin=self.admin_url)
+
+    def reload_certificate(self) -> None:
+        """Reads certificate and key again, where the S3 port has them."""
+        if self.certificate is not None:
+            self.certificate.reload()
 
     async def stop(self) -> None:
         """Drains the requests in flight, then stops from the top down."""
@@ -116,6 +143,7 @@ async def serve(config: Config) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, node.stopping.set)
+    loop.add_signal_handler(signal.SIGHUP, node.reload_certificate)
     try:
         await node.start()
         await node.stopping.wait()
@@ -138,16 +166,3 @@ def _origin(config: Config, name: str, metrics: Metrics) -> Origin:
 def _admin_token(config: Config) -> Secret | None:
     path = config.admin.token_file
     return read_secret(path, "admin.token_file") if path is not None else None
-
-
-def _tls(config: Config) -> ssl.SSLContext | None:
-    cert, key = config.s3.tls_cert_file, config.s3.tls_key_file
-    if cert is None or key is None:
-        return None
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    context.set_alpn_protocols(["http/1.1"])
-    try:
-        context.load_cert_chain(cert, key)
-    except (OSError, ssl.SSLError) as error:
-        raise ConfigError(f"s3.tls_cert_file, s3.tls_key_file: {error}") from error
-    return context

@@ -77,6 +77,11 @@ class Connection(asyncio.Protocol):
         """Whether a request, or the rest of its head, is being waited for."""
         return self._sending is None and (self._long is None or self._long.idle)
 
+    @property
+    def leaving(self) -> bool:
+        """Whether the answer being given is the last."""
+        return self._gate.leaving
+
     # What asyncio tells
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -247,7 +252,7 @@ class Connection(asyncio.Protocol):
     @property
     def _last_word(self) -> str:
         """The Connection header of the answer being given."""
-        return "close" if self._gate.leaving else ""
+        return "close" if self.leaving else ""
 
     # The long lane
 

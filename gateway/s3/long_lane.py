@@ -6,7 +6,6 @@ written by `s3/sending.py`, as the fast lane's are; of aiohttp's responses only 
 """
 
 import asyncio
-from collections.abc import Callable
 from typing import Any
 
 import structlog
@@ -44,13 +43,10 @@ _NEVER_SECONDS = 10.0**8
 class Lanes(web.Server):
     """Makes long lanes, and answers their requests by the endpoint."""
 
-    def __init__(
-        self, endpoint: Endpoint, *, header_bytes: int, leaving: Callable[[], bool]
-    ) -> None:
+    def __init__(self, endpoint: Endpoint, *, header_bytes: int) -> None:
         super().__init__(self._answer)
         self.endpoint = endpoint
-        self.leaving = leaving
-        self.tasks: set[asyncio.Task[Any]] = set()
+        self._tasks: set[asyncio.Task[Any]] = set()
         self._header_bytes = header_bytes
 
     def make(self, connection: Connection) -> "HttpLane":
@@ -69,15 +65,21 @@ class Lanes(web.Server):
             auto_decompress=False,
         )
 
+    async def close(self) -> None:
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
     async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
-        exchange = HttpExchange(request, self)
+        exchange = HttpExchange(request)
         task = asyncio.current_task()
         assert task is not None  # noqa: S101 - aiohttp runs every request in a task
-        self.tasks.add(task)
+        self._tasks.add(task)
         try:
             await self.endpoint.serve(exchange)
         finally:
-            self.tasks.discard(task)
+            self._tasks.discard(task)
         return exchange.shell
 
 
@@ -217,11 +219,10 @@ class _LastWords(_Shell):
 class HttpExchange:
     """`Exchange` over one aiohttp request."""
 
-    def __init__(self, request: web.BaseRequest, lanes: Lanes) -> None:
+    def __init__(self, request: web.BaseRequest) -> None:
         lane = request.protocol
         assert isinstance(lane, HttpLane)  # noqa: S101 - there are no others
         self._request = request
-        self._lanes = lanes
         self._lane = lane
         path, _, query = request.raw_path.partition("?")
         headers = tuple((name.lower(), value) for name, value in request.headers.items())
@@ -296,7 +297,7 @@ class HttpExchange:
 
     def _must_close(self) -> bool:
         """Whether the connection is of no use after this answer."""
-        if self._lanes.leaving():
+        if self._lane.connection.leaving:
             return True
         if self._expects:
             # The client was not told to send its body; whether it does is not to be known.

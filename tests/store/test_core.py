@@ -18,7 +18,8 @@ def _like_s3(put: Any) -> Any:
     """S3 does not say all that a head would, so a write teaches nothing."""
 
     async def put_like_s3(*args: Any, **kwargs: Any) -> PutResult:
-        return msgspec.structs.replace(await put(*args, **kwargs), info=None)
+        written: PutResult = await put(*args, **kwargs)
+        return msgspec.structs.replace(written, info=None)
 
     return put_like_s3
 
