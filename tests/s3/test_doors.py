@@ -1,4 +1,4 @@
-"""Doors: addresses are bound or said to be taken, and a socket that is shared shares its clients."""
+"""Doors: addresses are bound or said to be taken; a socket that is shared shares its clients."""
 
 import asyncio
 import socket
