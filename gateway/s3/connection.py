@@ -78,6 +78,18 @@ class Connection(asyncio.Protocol):
         return self._sending is None and (self._long is None or self._long.idle)
 
     @property
+    def at_rest(self) -> bool:
+        """Whether everything that has come is answered, as far as can be told here."""
+        return self.idle and not (
+            self._backlog or self._partial or self._owed_bytes or self._going_on
+        )
+
+    @property
+    def stays_long(self) -> bool:
+        """Whether the long lane alone can say where its requests end."""
+        return self._stays_long
+
+    @property
     def leaving(self) -> bool:
         """Whether the answer being given is the last."""
         return self._gate.leaving
@@ -89,7 +101,7 @@ class Connection(asyncio.Protocol):
         name = wire.get_extra_info("peername")
         self.remote = str(name[0]) if isinstance(name, tuple) else ""
         self.secure = wire.get_extra_info("sslcontext") is not None
-        if not self.secure:
+        if not self.secure and wire.get_extra_info("socket") is not None:
             self._files = SocketFiles(wire, self._loop)
         self._head_since = self._idle_since = self._loop.time()
         if self._gate.enter(self):
@@ -243,11 +255,10 @@ class Connection(asyncio.Protocol):
         if not sent:
             self._hand_over(request, 0, len(request))
             return
-        self._active = True
         if closes:
             self._close()
         else:
-            self._go_on()
+            self.rested()
 
     @property
     def _last_word(self) -> str:
@@ -303,7 +314,7 @@ class Connection(asyncio.Protocol):
                 self.farewell(RequestHeaderSectionTooLarge(), "header too large")
 
     def rested(self) -> None:
-        """The long lane waits for another request."""
+        """An answer has gone out, by whichever lane, and that lane waits for another request."""
         self._active = True
         if self._backlog or self._ended:
             self._go_on_soon()

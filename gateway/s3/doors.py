@@ -37,33 +37,26 @@ class Door(Protocol):
         ...
 
 
-class TcpDoor:
-    """TCP, and TLS with a certificate. `listeners` are sockets that others may listen on too: then
-    one connection is taken at a wake, so that whoever is busy takes fewer."""
+class Acceptor:
+    """Takes connections from listening sockets: `at_once` of them at a wake. With one, whoever of
+    those that share a socket is busy takes fewer. The sockets are closed with it."""
 
     def __init__(
         self,
-        listen: str,
+        listeners: Sequence[socket.socket],
+        make: Protocols,
         *,
-        listeners: Sequence[socket.socket] = (),
-        certificate: Certificate | None = None,
+        at_once: int,
+        context: Callable[[], ssl.SSLContext | None] = lambda: None,
         handshake_timeout_seconds: float | None = None,
     ) -> None:
-        self._listen = listen
         self._listeners = list(listeners)
-        self._at_once = 1 if listeners else _AT_ONCE
-        self._certificate = certificate
+        self._make = make
+        self._at_once = at_once
+        self._context = context
         self._handshake_timeout_seconds = handshake_timeout_seconds
         self._loop = asyncio.get_running_loop()
-        self._make: Protocols | None = None
         self._entering: set[asyncio.Task[None]] = set()
-        self.port = listeners[0].getsockname()[1] if listeners else 0
-
-    async def open(self, make: Protocols) -> None:
-        self._make = make
-        if not self._listeners:
-            self._listeners = bind(self._listen, "s3.listen")
-            self.port = self._listeners[0].getsockname()[1]
         for listener in self._listeners:
             self._loop.add_reader(listener.fileno(), self._accept, listener)
 
@@ -96,9 +89,8 @@ class TcpDoor:
             self._loop.add_reader(listener.fileno(), self._accept, listener)
 
     async def _enter(self, client: socket.socket) -> None:
-        assert self._make is not None  # noqa: S101 - the door is open
         # Of this moment, so that a certificate read again serves the next handshake.
-        context = self._certificate.context if self._certificate is not None else None
+        context = self._context()
         try:
             await self._loop.connect_accepted_socket(
                 self._make,
@@ -109,6 +101,48 @@ class TcpDoor:
         except (OSError, ssl.SSLError, TimeoutError) as error:
             # The client has gone again, or speaks no TLS that is spoken here.
             log.debug("connection not established", reason=str(error))
+
+
+class TcpDoor:
+    """TCP, and TLS with a certificate. `listeners` are sockets that others may listen on too."""
+
+    def __init__(
+        self,
+        listen: str,
+        *,
+        listeners: Sequence[socket.socket] = (),
+        certificate: Certificate | None = None,
+        handshake_timeout_seconds: float | None = None,
+    ) -> None:
+        self._listen = listen
+        self._listeners = listeners
+        self._certificate = certificate
+        self._handshake_timeout_seconds = handshake_timeout_seconds
+        self._acceptor: Acceptor | None = None
+        self.port = port_of(listeners) if listeners else 0
+
+    async def open(self, make: Protocols) -> None:
+        listeners = self._listeners or bind(self._listen, "s3.listen")
+        self.port = port_of(listeners)
+        self._acceptor = Acceptor(
+            listeners,
+            make,
+            at_once=1 if self._listeners else _AT_ONCE,
+            context=self._current_context,
+            handshake_timeout_seconds=self._handshake_timeout_seconds,
+        )
+
+    def close(self) -> None:
+        if self._acceptor is not None:
+            self._acceptor.close()
+
+    def _current_context(self) -> ssl.SSLContext | None:
+        return self._certificate.context if self._certificate is not None else None
+
+
+def port_of(listeners: Sequence[socket.socket]) -> int:
+    """The port that sockets from `bind` listen on."""
+    return int(listeners[0].getsockname()[1])
 
 
 def bind(listen: str, where: str) -> list[socket.socket]:

@@ -1,8 +1,8 @@
 """What keeper and workers say to each other over a tunnel: frames of a type byte, a length, a
 payload. Pure.
 
-Bulk frames carry a client's bytes and are handed on in parts, as they come; all others are short and
-handed on whole.
+Bulk frames carry a client's bytes and are handed on in parts, as they come; all others are short
+and are handed on whole.
 """
 
 import struct
