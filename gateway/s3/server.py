@@ -9,7 +9,7 @@ from gateway.s3.answer import Answer
 from gateway.s3.connection import Connection
 from gateway.s3.doors import Door
 from gateway.s3.held import HeldEndpoint
-from gateway.s3.lanes import LaneMaker, LongLane
+from gateway.s3.lanes import Gate, LaneMaker, LongLane
 from gateway.telemetry.metrics import Metrics
 
 # Of the clients turned away, how many at a time are told why.
@@ -18,7 +18,8 @@ _EXPLAINED = 256
 
 class S3Server:
     """Answers S3 to the clients that come in by `door`: what is `held` at once, everything else
-    by one of `lanes`. `refuse` answers what never became a request.
+    by one of `lanes`. `refuse` answers what never became a request. `connect` makes connections of
+    another kind, `count` is told how many there are in place of the metrics.
 
     `drain` ends what is in flight and takes nothing new; `close` ends everything.
     """
@@ -32,6 +33,8 @@ class S3Server:
         held: HeldEndpoint,
         lanes: LaneMaker,
         refuse: Callable[[S3Error, str], Answer],
+        connect: Callable[[Gate, asyncio.AbstractEventLoop], Connection] = Connection,
+        count: Callable[[int], None] | None = None,
     ) -> None:
         self.limits = limits
         self.metrics = metrics
@@ -39,6 +42,8 @@ class S3Server:
         self.refuse = refuse
         self._door = door
         self._lanes = lanes
+        self._connect = connect
+        self._count = count or metrics.connections.set
         self._sweeper: asyncio.Task[None] | None = None
         self._connections: set[Connection] = set()
         self._turned_away: set[Connection] = set()
@@ -50,7 +55,7 @@ class S3Server:
     async def start(self) -> None:
         """Begins to answer. OSError where the address is taken."""
         loop = asyncio.get_running_loop()
-        await self._door.open(lambda: Connection(self, loop))
+        await self._door.open(lambda: self._connect(self, loop))
         self._sweeper = asyncio.create_task(self._sweep())
 
     async def retire(self) -> None:
@@ -99,13 +104,13 @@ class S3Server:
             return False
         self._connections.add(connection)
         self._empty.clear()
-        self.metrics.connections.set(len(self._connections))
+        self._count(len(self._connections))
         return True
 
     def leave(self, connection: Connection) -> None:
         self._turned_away.discard(connection)
         self._connections.discard(connection)
-        self.metrics.connections.set(len(self._connections))
+        self._count(len(self._connections))
         if not self._connections:
             self._empty.set()
 
