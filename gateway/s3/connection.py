@@ -20,6 +20,7 @@ from typing import cast
 import structlog
 
 from gateway.errors import RequestHeaderSectionTooLarge, RequestTimeout, S3Error, SlowDown
+from gateway.s3.answer import Answer
 from gateway.s3.call import ClientGoneError
 from gateway.s3.held import HeldAnswer
 from gateway.s3.lanes import Gate, LongLane
@@ -402,6 +403,10 @@ class Connection(asyncio.Protocol):
         self._gate.metrics.connections_refused.labels("malformed").inc()
         self._deaf = True
 
+    def refusal(self, failure: S3Error) -> Answer:
+        """The answer to what never became a request."""
+        return self._gate.refuse(failure, self.remote)
+
     async def part(self) -> None:
         """Listens a moment longer after the last answer: a reset would eat the words."""
         if self._transport is not None and self._transport.can_write_eof():
@@ -419,7 +424,7 @@ class Connection(asyncio.Protocol):
             return
         self._deaf = True
         self._gate.metrics.connections_refused.labels(reason).inc()
-        answer = self._gate.refuse(failure, self.remote)
+        answer = self.refusal(failure)
         wire.write(render_head(answer.status, answer.headers, len(answer.body), "close"))
         wire.write(answer.body)
         if wire.can_write_eof():

@@ -173,7 +173,7 @@ class HttpLane(web.RequestHandler):
             raise ConnectionError("An answer is under way already.")
         # What follows on this connection is not a request either.
         self.connection.refuse_all()
-        return _LastWords(self, self._lanes.endpoint.refuse(failure, self.connection.remote))
+        return _LastWords(self, self.connection.refusal(failure))
 
 
 class _Shell(web.StreamResponse):
