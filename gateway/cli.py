@@ -27,19 +27,33 @@ def main() -> None:
 @main.command()
 @click.option("--config", "path", type=_FILE, required=True, help="The TOML file to run.")
 def serve(path: Path) -> None:
-    """Run one node in the foreground; SIGTERM drains it."""
-    from gateway.app import serve as run
+    """Run one node in the foreground; SIGTERM drains it, SIGHUP reads its certificate again.
+
+    With several workers, SIGUSR2 reads the configuration and restarts them one by one.
+    """
     from gateway.telemetry.logs import configure
 
     config = _load(path)
     configure(config.log)
     try:
-        asyncio.run(run(config))
+        sys.exit(_serve(path, config))
     except ConfigError as error:
         _wrong(error)
     except (FeedrackError, OSError) as error:
         click.echo(f"feedrack: {error}", err=True)
         sys.exit(1)
+
+
+def _serve(path: Path, config: Config) -> int:
+    # Imported by need: a supervisor has no use for most of a node.
+    if config.node.workers > 1:
+        from gateway.processes.supervisor import Supervisor
+
+        return Supervisor(path, config).run()
+    from gateway.app import serve as run
+
+    asyncio.run(run(config))
+    return 0
 
 
 @main.command()

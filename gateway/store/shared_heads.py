@@ -68,10 +68,9 @@ def make_memory() -> int:
     return descriptor
 
 
-def index_mark(status: os.stat_result, generation: int) -> int:
-    """Names the index file of that status under one generation of the configuration."""
-    named = struct.pack("=QQQ", status.st_dev, status.st_ino, generation)
-    return xxhash.xxh3_64_intdigest(named) or 1
+def index_mark(inode: int, generation: int) -> int:
+    """Names the index file of that inode under one generation of the configuration; 0 for none."""
+    return xxhash.xxh3_64_intdigest(struct.pack("=QQ", inode, generation)) if inode else 0
 
 
 class SharedHeads:
@@ -112,7 +111,7 @@ class SharedHeads:
         self._drop(object_key(ref))
 
     def mark_index(self, mark: int) -> None:
-        """Lets readers believe the heads in the index of this mark from now on; 0: in none."""
+        """Lets readers believe the heads in the index of this mark (`index_mark`) from now on."""
         self._words[_MARK] = mark
 
     def close(self) -> None:
