@@ -16,19 +16,17 @@ import structlog
 from gateway.admin.origins import OriginWatch
 from gateway.admin.report import NodeReport
 from gateway.admin.server import AdminServer
-from gateway.auth.sigv4 import Authenticator
-from gateway.auth.tenants import load_tenants
 from gateway.config import Config, DirectoryOriginConfig, Secret, admin_url, read_secret, s3_url
 from gateway.s3.doors import TcpDoor
 from gateway.s3.endpoint import Endpoint
-from gateway.s3.entry import Entry
+from gateway.s3.entry import entry_of
 from gateway.s3.held import HeldEndpoint
 from gateway.s3.long_lane import Lanes
 from gateway.s3.record import Recorder
 from gateway.s3.refusals import Refusals
 from gateway.s3.server import S3Server
 from gateway.s3.tls import certificate
-from gateway.store.buckets import Bucket, BucketTable
+from gateway.store.buckets import BucketTable
 from gateway.store.fill import Filler
 from gateway.store.service import ObjectService
 from gateway.store.versions import Observer, VersionTable
@@ -70,7 +68,7 @@ class Parts:
             cache=config.cache,
         )
         self.recorder = Recorder(config.node.id, RequestReporter(self.metrics, config.log))
-        self.entry = entry(config, self.service.bucket)
+        self.entry = entry_of(config, self.service.bucket)
         endpoint = Endpoint(config, self.service, self.entry, self.recorder, self.metrics)
         self.lanes = Lanes(endpoint, header_bytes=config.s3.limits.header_bytes)
         self.held = HeldEndpoint(self.entry, self.service.held, self.recorder, self.metrics)
@@ -192,16 +190,6 @@ async def serve(config: Config) -> None:
         await node.stopping.wait()
     finally:
         await node.stop()
-
-
-def entry(config: Config, resolve: Callable[[str], Bucket]) -> Entry:
-    """The front half of every request, by this configuration's tenants."""
-    authenticator = Authenticator(
-        load_tenants(config),
-        region=config.s3.region,
-        clock_skew_seconds=config.s3.clock_skew_seconds,
-    )
-    return Entry(config.s3, authenticator, resolve)
 
 
 def _origin(config: Config, name: str, metrics: Metrics) -> Origin:

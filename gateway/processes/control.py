@@ -120,6 +120,9 @@ class ChildEnd:
         self._on_order: Callable[[Order], None] = lambda _: None
         self._on_lost: Callable[[], None] = lambda: None
 
+    def fileno(self) -> int:
+        return self._channel.fileno()
+
     def receive_start(self) -> Start:
         """The first message. ControlLost where the supervisor is gone before it came."""
         self._channel.setblocking(True)

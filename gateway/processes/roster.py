@@ -186,9 +186,6 @@ class Roster:
         return []
 
     def _keep_workers(self, now: float) -> list[Action]:
-        if not self.up and not any(keeper.serving for keeper in self._of("keeper")):
-            # What keeps a keeper from starting keeps the node from starting.
-            return []
         staying = self._staying()
         current = [worker for worker in staying if worker.generation == self.generation]
         former = [worker for worker in staying if worker.generation != self.generation]

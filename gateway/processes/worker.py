@@ -10,13 +10,13 @@ from typing import cast
 import msgspec
 import structlog
 
-from gateway.app import entry
 from gateway.config import Config, S3OriginConfig
 from gateway.errors import TierUnavailable
 from gateway.model.objects import KnownObject, Span
 from gateway.model.ranges import ByteRange
 from gateway.processes.control import ChildEnd, Order, Ready, Start
 from gateway.s3.doors import TcpDoor
+from gateway.s3.entry import entry_of
 from gateway.s3.held import HeldEndpoint
 from gateway.s3.line import Line
 from gateway.s3.record import Recorder
@@ -64,7 +64,7 @@ class Worker:
             whole_only=True,
         )
         recorder = Recorder(config.node.id, RequestReporter(metrics, config.log))
-        admitted = entry(config, BucketTable(config, origins).resolve)
+        entry = entry_of(config, BucketTable(config, origins).resolve)
         self._certificate = certificate(config.s3)
         self._line = Line(str(Path(start.folder) / "keeper.sock"))
         limits = config.s3.limits
@@ -79,7 +79,7 @@ class Worker:
                 certificate=self._certificate,
                 handshake_timeout_seconds=limits.header_timeout_seconds or None,
             ),
-            held=HeldEndpoint(admitted, held, recorder, metrics),
+            held=HeldEndpoint(entry, held, recorder, metrics),
             lanes=Tunnels(str(Path(start.folder) / "keeper.sock"), self._line),
             refuse=Refusals(recorder).refuse,
         )

@@ -58,6 +58,7 @@ class Acceptor:
         self._loop = asyncio.get_running_loop()
         self._entering: set[asyncio.Task[None]] = set()
         for listener in self._listeners:
+            listener.setblocking(False)
             self._loop.add_reader(listener.fileno(), self._accept, listener)
 
     def close(self) -> None:

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from gateway.auth.policy import authorise, needed_besides
 from gateway.auth.request import RequestHead
 from gateway.auth.sigv4 import Authenticator, Identity
-from gateway.config import S3Config
+from gateway.auth.tenants import load_tenants
+from gateway.config import Config, S3Config
 from gateway.errors import NoSuchBucket
 from gateway.s3.headers import with_hoisted
 from gateway.s3.operation import Operation
@@ -92,6 +93,16 @@ class Entry:
         request = Request(meant, operation, identity, self._resolve, secure=secure)
         _authorise(request)
         return request
+
+
+def entry_of(config: Config, resolve: Callable[[str], Bucket]) -> Entry:
+    """The entry of a configuration's tenants. ConfigError where a secret cannot be read."""
+    authenticator = Authenticator(
+        load_tenants(config),
+        region=config.s3.region,
+        clock_skew_seconds=config.s3.clock_skew_seconds,
+    )
+    return Entry(config.s3, authenticator, resolve)
 
 
 def _authorise(request: Request) -> None:
