@@ -1,6 +1,7 @@
 """The processes of a node with several workers, and clients that know which worker they have."""
 
 import http.client
+import select
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -43,6 +44,23 @@ class Family:
         """How many lines of the log tell of an event."""
         return self.node.log.read_bytes().count(b'"event":"%s"' % event.encode())
 
+    def hold(self, *paths: str) -> None:
+        """Waits until every worker answers these without the keeper."""
+        with self.clients() as clients:
+            for client in clients:
+                for path in paths:
+                    until(lambda client=client, path=path: self._answers(client, path))  # type: ignore[misc]
+
+    def _answers(self, client: "Client", path: str) -> bool:
+        self.keeper.suspend()
+        try:
+            client.ask(path)
+            alone = client.is_answered(0.5)
+        finally:
+            self.keeper.resume()
+        client.answer()
+        return alone
+
     def _children(self, role: str) -> list[psutil.Process]:
         found = []
         for child in psutil.Process(self.node.pid).children():
@@ -66,6 +84,9 @@ class Family:
                 client.connect()
                 mine = by_worker[client.worker(self)]
                 (mine if len(mine) < each else spare).append(client)
+            while spare:
+                # An idle connection would keep a worker that retires.
+                spare.pop().close()
             yield [client for clients in by_worker.values() for client in clients]
         finally:
             for client in [*spare, *(each for mine in by_worker.values() for each in mine)]:
@@ -75,10 +96,10 @@ class Family:
 class Client:
     """One keep-alive connection that asks without a signature: its buckets are public."""
 
-    def __init__(self, node: GatewayProcess, timeout: float = 60.0) -> None:
+    def __init__(self, node: GatewayProcess) -> None:
         url = urlsplit(node.endpoint_url)
         assert url.hostname is not None
-        self._connection = http.client.HTTPConnection(url.hostname, url.port, timeout=timeout)
+        self._connection = http.client.HTTPConnection(url.hostname, url.port, timeout=60)
         self._connection.auto_open = 0
 
     def connect(self) -> None:
@@ -107,9 +128,19 @@ class Client:
     def get(self, path: str, **headers: str) -> tuple[int, bytes, dict[str, str]]:
         """Status, body and headers. The connection is opened again where the last answer closed
         it; http.client.HTTPException or OSError where it broke."""
+        self.ask(path, **headers)
+        return self.answer()
+
+    def ask(self, path: str, **headers: str) -> None:
         if self._connection.sock is None:
             self._connection.connect()
         self._connection.request("GET", path, headers=headers)
+
+    def is_answered(self, seconds: float) -> bool:
+        """Whether an answer begins within that time."""
+        return bool(select.select([self._connection.sock], [], [], seconds)[0])
+
+    def answer(self) -> tuple[int, bytes, dict[str, str]]:
         answer = self._connection.getresponse()
         body = answer.read()
         return answer.status, body, {name.lower(): value for name, value in answer.getheaders()}

@@ -10,18 +10,9 @@ from typing import Any
 import pytest
 
 from tests.node.conftest import MakeNode
-from tests.node.family import Client, Family, public, until
-from tests.node.process import GatewayProcess
+from tests.node.family import Client, Family, public
 
 CHUNK_BYTES = 1024 * 1024
-
-
-def _held(node: GatewayProcess, key: str, size_bytes: int) -> None:
-    """Waits until a warm object is in the index, where workers find it."""
-    with Family(node).clients() as clients:
-        for client in clients:
-            until(lambda client=client: client.get(f"/{key}")[2]["x-feedrack-tier"] == "disk")  # type: ignore[misc]
-            assert len(client.get(f"/{key}")[1]) == size_bytes
 
 
 def test_what_is_held_is_answered_by_every_worker_while_the_keeper_stands_still(
@@ -35,7 +26,7 @@ def test_what_is_held_is_answered_by_every_worker_while_the_keeper_stands_still(
         client.create_bucket(Bucket=bucket)
         for key, body in bodies.items():
             client.put_object(Bucket=bucket, Key=key, Body=body)
-            _held(node, f"{bucket}/{key}", len(body))
+            family.hold(f"/{bucket}/{key}")
     with family.clients() as clients:
         family.keeper.suspend()
         try:
@@ -54,7 +45,7 @@ def test_an_immutable_bucket_is_believed_by_the_index_after_a_restart(make_node:
     node = make_node(public(fixed={"immutable": True}))
     node.client().create_bucket(Bucket="fixed")
     node.client().put_object(Bucket="fixed", Key="k", Body=b"forever")
-    _held(node, "fixed/k", 7)
+    Family(node).hold("/fixed/k")
     assert node.stop() == 0
     node.start()
     family = Family(node)
