@@ -28,9 +28,10 @@ format: install ## format and mend what can be mended
 	$(RUN) ruff format .
 	$(RUN) ruff check --fix .
 
-bench: install ## against the peers on this machine; results under benchmarks/results/
-	$(RUN) python -m benchmarks.eviction
-	$(RUN) python -m benchmarks.run $(ARGS)
+bench: $(UV)   ## beside the peers, which it installs; results under benchmarks/results/ (ARGS=--quick)
+	@$(UV) sync --frozen --quiet --group bench
+	$(if $(ARGS),,$(RUN) --group bench python -m benchmarks.eviction)
+	$(RUN) --group bench python -m benchmarks.run $(ARGS)
 
 install: $(UV)
 	@$(UV) sync --frozen --quiet

@@ -9,7 +9,7 @@ from typing import Self
 import msgspec
 
 from benchmarks.jobs import Job, Outcome
-from benchmarks.servers import client_cores
+from benchmarks.server import client_cores
 
 
 class Driver:
@@ -30,11 +30,11 @@ class Driver:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if self._process.stdin is not None:
-            self._process.stdin.close()
         if kind is not None:
             self._process.kill()
-        self._process.wait()
+        # Its input ends: that is what it waits for. Then its end is waited for.
+        with self._process:
+            pass
 
     def run(self, job: Job) -> Outcome:
         """The outcome. RuntimeError where the load generator itself broke."""

@@ -14,23 +14,14 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import click
-import msgspec
 from msgspec import Struct
 from rich.console import Console
 
 from benchmarks import objects, report
 from benchmarks.driver import Driver
-from benchmarks.measure import job
-from benchmarks.servers import (
-    ACCESS_KEY,
-    HOST,
-    READ_BUCKET,
-    SECRET_KEY,
-    Feedrack,
-    PeerMissingError,
-    Server,
-    work_folder,
-)
+from benchmarks.measure import changed, job
+from benchmarks.node import Feedrack
+from benchmarks.server import HOST, READ_BUCKET, PeerMissingError, Server, work_folder
 from benchmarks.signed import signed_head
 
 _MIB = 1024**2
@@ -73,24 +64,19 @@ class Moved(Struct, frozen=True):
 class _Reader:
     """One slow client: reads an object from some block of 1 MiB on."""
 
-    def __init__(self, port: int, number: int, first_block: int) -> None:
-        self._expected = next(objects.blocks(number, 16, first_block))
+    def __init__(self, server: Server, number: int, first_block: int) -> None:
+        self._expected = b"".join(objects.parts(number, 16, first_block))
         self._head = b""
         self._done_head = False
         self.failure: str | None = None
         self.received_bytes = 0
         self._sock = socket.socket()
         self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _RECEIVE_BUFFER_BYTES)
-        self._sock.connect((HOST, port))
-        head = signed_head(
-            "GET",
-            f"{HOST}:{port}",
-            f"/{READ_BUCKET}/{objects.key('1GiB', number)}",
-            access_key=ACCESS_KEY,
-            secret_key=SECRET_KEY,
-            byte_range=f"bytes={first_block * objects.BLOCK_BYTES}-",
-        )
-        self._sock.sendall(head)
+        self._sock.connect((HOST, server.port))
+        start = first_block * objects.BLOCK_BYTES
+        task = job(server, prefix="1GiB", count=_OBJECTS, size_bytes=_OBJECT_BYTES, connections=1)
+        rest = changed(task, piece_bytes=_OBJECT_BYTES - start)
+        self._sock.sendall(signed_head(rest, "GET", number, start))
         self._sock.setblocking(False)
 
     def read(self, limit_bytes: int) -> None:
@@ -129,11 +115,11 @@ class _Reader:
         self._sock.close()
 
 
-def read_slowly(port: int) -> Moved:
+def read_slowly(server: Server) -> Moved:
     """All readers in one thread: every tenth of a second each may take its share."""
     stride_blocks = _OBJECT_BYTES // objects.BLOCK_BYTES * _OBJECTS // _READERS
     readers = [
-        _Reader(port, number % _OBJECTS, number // _OBJECTS * stride_blocks)
+        _Reader(server, number % _OBJECTS, number // _OBJECTS * stride_blocks)
         for number in range(_READERS)
     ]
     share_bytes = int(_READER_BYTES_PER_SECOND * _TICK_SECONDS)
@@ -157,15 +143,14 @@ def upload_at_once(server: Server) -> Moved:
     """All uploads at once, each of them whole."""
     task = job(
         server,
-        bucket=server.put_bucket,
         prefix="64MiB",
         count=_UPLOADS,
         size_bytes=_UPLOAD_BYTES,
+        connections=_UPLOADS,
     )
+    put = changed(task, mix={"PUT": 1}, bucket=server.put_bucket, timeout_seconds=120.0)
     with Driver() as driver:
-        outcome = driver.run(
-            msgspec.structs.replace(task, method="PUT", connections=_UPLOADS, timeout_seconds=120.0)
-        )
+        outcome = driver.run(put)
     return Moved(outcome.body_bytes, outcome.failures, outcome.first_failure)
 
 
@@ -202,8 +187,8 @@ def watch(name: str, clients: int, server: Server, load: Callable[[], Moved]) ->
 def cases(server: Server, console: Console) -> list[Case]:
     """Cold readers, warm readers, uploads; on one node, in this order."""
     loads: tuple[tuple[str, int, Callable[[], Moved]], ...] = (
-        ("slow readers of 1 GiB objects, cold", _READERS, lambda: read_slowly(server.port)),
-        ("slow readers of 1 GiB objects, warm", _READERS, lambda: read_slowly(server.port)),
+        ("slow readers of 1 GiB objects, cold", _READERS, lambda: read_slowly(server)),
+        ("slow readers of 1 GiB objects, warm", _READERS, lambda: read_slowly(server)),
         ("uploads of 64 MiB", _UPLOADS, lambda: upload_at_once(server)),
     )
     found = []

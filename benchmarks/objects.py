@@ -16,6 +16,7 @@ from pathlib import Path
 BLOCK_BYTES = 1024**2
 _BASE = random.Random(2).randbytes(BLOCK_BYTES)
 _STAMP = struct.Struct(">QQ")
+_REST = memoryview(_BASE)[_STAMP.size :]
 # A file that changed a moment ago may change again: caches are right to be wary of it.
 _AGE_SECONDS = 3600
 
@@ -24,24 +25,29 @@ def key(prefix: str, number: int) -> str:
     return f"{prefix}/{number:06d}"
 
 
-def blocks(number: int, size_bytes: int, first_block: int = 0) -> Iterator[bytes]:
-    """`size_bytes` of object `number` from a block on, in blocks of 1 MiB but for the last."""
+def parts(number: int, size_bytes: int, first_block: int = 0) -> Iterator[bytes | memoryview]:
+    """`size_bytes` of object `number` from a block on, in parts that cost no copy of the block."""
     for start in range(0, size_bytes, BLOCK_BYTES):
         stamp = _STAMP.pack(number, first_block + start // BLOCK_BYTES)
-        yield (stamp + _BASE[_STAMP.size :])[: size_bytes - start]
+        left_bytes = size_bytes - start
+        yield stamp[:left_bytes]
+        if left_bytes > len(stamp):
+            yield _REST[: left_bytes - len(stamp)]
 
 
-@lru_cache(maxsize=8)
-def content(size_bytes: int) -> bytes:
-    """Object number 0 as a whole: what is uploaded, under whatever key."""
-    return b"".join(blocks(0, size_bytes))
+def piece(number: int, offset: int, size_bytes: int) -> bytes:
+    """`size_bytes` of object `number` from `offset` on."""
+    block, skipped = divmod(offset, BLOCK_BYTES)
+    return b"".join(parts(number, skipped + size_bytes, block))[skipped:]
 
 
 @lru_cache(maxsize=65_536)
-def sha256_hex(number: int, size_bytes: int) -> str:
+def sha256_hex(number: int, offset: int, size_bytes: int) -> str:
+    block, skipped = divmod(offset, BLOCK_BYTES)
     digest = sha256()
-    for block in blocks(number, size_bytes):
-        digest.update(block)
+    for part in parts(number, skipped + size_bytes, block):
+        digest.update(memoryview(part)[skipped:])
+        skipped = max(0, skipped - len(part))
     return digest.hexdigest()
 
 
@@ -52,5 +58,5 @@ def write_files(folder: Path, prefix: str, count: int, size_bytes: int) -> None:
         path = folder / key(prefix, number)
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("wb") as file:
-            file.writelines(blocks(number, size_bytes))
+            file.writelines(parts(number, size_bytes))
         os.utime(path, (changed, changed))

@@ -10,6 +10,7 @@ import socket
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import structlog
 
@@ -17,21 +18,15 @@ from gateway.admin.origins import OriginWatch
 from gateway.admin.report import NodeReport
 from gateway.admin.server import AdminServer
 from gateway.config import Config, DirectoryOriginConfig, Secret, admin_url, read_secret, s3_url
-from gateway.s3.doors import TcpDoor
-from gateway.s3.endpoint import Endpoint
-from gateway.s3.entry import entry_of
-from gateway.s3.held import HeldEndpoint
-from gateway.s3.long_lane import Lanes
-from gateway.s3.record import Recorder
-from gateway.s3.refusals import Refusals
-from gateway.s3.server import S3Server
+from gateway.s3.doors import Door, TcpDoor
+from gateway.s3.entry import authenticator_of
+from gateway.s3.server import S3Server, object_server
 from gateway.s3.tls import certificate
 from gateway.store.buckets import BucketTable
 from gateway.store.fill import Filler
 from gateway.store.service import ObjectService
 from gateway.store.versions import Observer, VersionTable
 from gateway.telemetry.metrics import Metrics
-from gateway.telemetry.requests import RequestReporter
 from gateway.tiers.disk import DiskTier
 from gateway.tiers.origin_directory import DirectoryOrigin
 from gateway.tiers.origin_s3 import S3Origin
@@ -67,12 +62,13 @@ class Parts:
             versions=VersionTable(now=time.monotonic, observer=observer),
             cache=config.cache,
         )
-        self.recorder = Recorder(config.node.id, RequestReporter(self.metrics, config.log))
-        self.entry = entry_of(config, self.service.bucket)
-        endpoint = Endpoint(config, self.service, self.entry, self.recorder, self.metrics)
-        self.lanes = Lanes(endpoint, header_bytes=config.s3.limits.header_bytes)
-        self.held = HeldEndpoint(self.entry, self.service.held, self.recorder, self.metrics)
-        self.refuse = Refusals(self.recorder).refuse
+        self.authenticator = authenticator_of(config)
+
+    def s3(self, door: Door, **how: Any) -> S3Server:
+        """The S3 face, for those who come in by `door`; `how` as `object_server` takes it."""
+        return object_server(
+            self.config, self.service, self.authenticator, self.metrics, door=door, **how
+        )
 
     def admin(
         self,
@@ -130,15 +126,8 @@ class Node:
             handshake_timeout_seconds=config.s3.limits.header_timeout_seconds or None,
         )
         parts = self.parts
-        self.metrics, self.service = parts.metrics, parts.service
-        self.s3 = S3Server(
-            config.s3.limits,
-            parts.metrics,
-            door=self.door,
-            held=parts.held,
-            lanes=parts.lanes,
-            refuse=parts.refuse,
-        )
+        self.metrics, self.service, self.origins = parts.metrics, parts.service, parts.origins
+        self.s3 = parts.s3(self.door)
         self.stopping = asyncio.Event()
         self.admin = parts.admin(
             state=lambda: self.state, s3_url=lambda: self.s3_url, on_drain=self.stopping.set

@@ -5,7 +5,9 @@ https://docs.aws.amazon.com/AmazonS3/latest/API/sig-v4-header-based-auth.html
 
 import hmac
 import re
+from collections.abc import Callable, Mapping
 from hashlib import sha256
+from operator import itemgetter
 from urllib.parse import quote, unquote_to_bytes
 
 from gateway.config import Secret
@@ -29,20 +31,45 @@ class SigningKey:
     RFC 2104; copying the two states takes a third of the time of a new HMAC.
     """
 
-    __slots__ = ("_inner", "_outer")
+    __slots__ = ("inner", "outer")
 
     def __init__(self, secret: Secret, day: str, region: str) -> None:
         key = f"AWS4{secret.reveal()}".encode()
         for part in (day, region, SERVICE, TERMINATOR):
             key = hmac.digest(key, part.encode("utf-8", "surrogateescape"), "sha256")
         padded = key.ljust(64, b"\0")
-        self._inner = sha256(bytes(byte ^ 0x36 for byte in padded))
-        self._outer = sha256(bytes(byte ^ 0x5C for byte in padded))
+        self.inner = sha256(bytes(byte ^ 0x36 for byte in padded))
+        self.outer = sha256(bytes(byte ^ 0x5C for byte in padded))
 
     def sign(self, message: str) -> str:
         """The signature of a string to sign, in lower-case hex."""
-        inner = self._inner.copy()
+        inner = self.inner.copy()
         inner.update(message.encode("utf-8", "surrogateescape"))
+        outer = self.outer.copy()
+        outer.update(inner.digest())
+        return outer.hexdigest()
+
+
+class Moment:
+    """A key at one time of one scope: where all that is signed then begins alike, hashed already.
+
+    `timestamp` is ISO 8601 basic, as it is signed; `seconds` the same since the epoch.
+    """
+
+    __slots__ = ("_inner", "_outer", "seconds", "timestamp")
+
+    def __init__(self, key: SigningKey, timestamp: str, seconds: int, scope: str) -> None:
+        self.timestamp = timestamp
+        self.seconds = seconds
+        self._inner = key.inner.copy()
+        self._inner.update(_before_hash(timestamp, scope).encode("utf-8", "surrogateescape"))
+        self._outer = key.outer
+
+    def sign(self, canonical_request: str) -> str:
+        """The signature of a request, in lower-case hex."""
+        hashed = sha256(canonical_request.encode("utf-8", "surrogateescape"))
+        inner = self._inner.copy()
+        inner.update(hashed.hexdigest().encode())
         outer = self._outer.copy()
         outer.update(inner.digest())
         return outer.hexdigest()
@@ -66,31 +93,41 @@ def canonical_pairs(query: str) -> list[tuple[str, str]]:
     return pairs
 
 
-def merged(headers: tuple[tuple[str, str], ...]) -> dict[str, str]:
-    """Headers by name; the values of one that came several times are joined by commas."""
-    fields = dict(headers)
-    if len(fields) == len(headers):
-        return fields
-    fields.clear()
-    for name, value in headers:
-        fields[name] = f"{fields[name]},{value}" if name in fields else value
-    return fields
+class SignedHeaders:
+    """The headers that a signature covers, named as in `text`: "host;x-amz-date"."""
 
+    __slots__ = ("_lines", "_values", "covered", "names", "text")
 
-def canonical_value(value: str) -> str:
-    """A header's value with runs of blanks folded into one space."""
-    return _BLANKS.sub(" ", value) if "  " in value or "\t" in value else value
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.names = tuple(text.split(";"))
+        self.covered = frozenset(self.names)
+        # One format and one look-up for all of them: half of what a loop over them takes.
+        self._values: Callable[[Mapping[str, str]], object] = itemgetter(*self.names)
+        self._lines = "\n".join([f"{name.replace('%', '%%')}:%s" for name in self.names])
+
+    def lines(self, fields: Mapping[str, str]) -> str:
+        """Their lines, without the last line feed, runs of blanks within a value folded into one
+        space. KeyError where one is missing."""
+        lines: str = self._lines % self._values(fields)
+        if "  " in lines or "\t" in lines:
+            return "\n".join([f"{name}:{_BLANKS.sub(' ', fields[name])}" for name in self.names])
+        return lines
 
 
 def string_to_sign(timestamp: str, scope: str, canonical_request: str) -> str:
     """What the signature of a request signs."""
-    digest = sha256(canonical_request.encode("utf-8", "surrogateescape")).hexdigest()
-    return f"{ALGORITHM}\n{timestamp}\n{scope}\n{digest}"
+    hashed = sha256(canonical_request.encode("utf-8", "surrogateescape"))
+    return f"{_before_hash(timestamp, scope)}{hashed.hexdigest()}"
+
+
+def _before_hash(timestamp: str, scope: str) -> str:
+    return f"{ALGORITHM}\n{timestamp}\n{scope}\n"
 
 
 def same(expected: str, given: str) -> bool:
-    """Whether two signatures are equal, in constant time."""
-    return hmac.compare_digest(expected.encode("ascii"), given.encode("ascii", "replace"))
+    """Whether two signatures, the first of them in ASCII, are equal; in constant time."""
+    return given.isascii() and hmac.compare_digest(expected, given)
 
 
 def _encode(text: str) -> str:

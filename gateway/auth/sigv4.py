@@ -3,32 +3,38 @@
 https://docs.aws.amazon.com/AmazonS3/latest/API/sig-v4-header-based-auth.html
 https://docs.aws.amazon.com/AmazonS3/latest/API/sigv4-query-string-auth.html
 
-This runs for every request, so what requests of one client have in common (scope, list of signed
-headers, derived key) is remembered by the text it came from, but only once a signature has proved
-the client to be who it says: strangers cannot fill that memory.
+What was proven before is recognised in `proven.py`; everything else is read here, step by step,
+with AWS's error for each that fails.
 """
 
-import re
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Literal
+from collections.abc import Callable, Sequence
 from urllib.parse import unquote
 
-from msgspec import Struct
-
+from gateway.auth.identity import ANONYMOUS, Identity
+from gateway.auth.proven import (
+    SIGNATURE_LENGTH,
+    UNSIGNED_PAYLOAD,
+    V2_MARKS,
+    V4_MARKS,
+    Credential,
+    Presigned,
+    Proven,
+    joined,
+    keep,
+    left_out,
+)
 from gateway.auth.request import RequestHead
 from gateway.auth.signing import (
     SERVICE,
     TERMINATOR,
+    Moment,
     SigningKey,
     canonical_pairs,
     canonical_path,
-    canonical_value,
-    merged,
     same,
     string_to_sign,
 )
-from gateway.auth.sigv4_chunks import ChunkSigner
 from gateway.auth.sigv4_parse import (
     check_algorithm,
     days_differ,
@@ -57,51 +63,8 @@ from gateway.errors import (
     SignatureDoesNotMatch,
 )
 
-PayloadKind = Literal[
-    "unsigned", "single", "signed-chunks", "signed-chunks-trailer", "unsigned-chunks-trailer"
-]
-
-_REMEMBERED = 1024
 _MAX_EXPIRES_SECONDS = 604_800
-_UNSIGNED_PAYLOAD = "UNSIGNED-PAYLOAD"
-_STREAMING: Mapping[str, PayloadKind] = {
-    "STREAMING-AWS4-HMAC-SHA256-PAYLOAD": "signed-chunks",
-    "STREAMING-AWS4-HMAC-SHA256-PAYLOAD-TRAILER": "signed-chunks-trailer",
-    "STREAMING-UNSIGNED-PAYLOAD-TRAILER": "unsigned-chunks-trailer",
-}
-_SHA256_HEX = re.compile(r"[0-9a-fA-F]{64}")
-_V4_MARKS = frozenset({"X-Amz-Algorithm", "X-Amz-Credential", "X-Amz-Signature"})
-_V2_MARKS = frozenset({"AWSAccessKeyId", "Signature"})
-_QUERY_PARTS = _V4_MARKS | {"X-Amz-Date", "X-Amz-SignedHeaders", "X-Amz-Expires"}
-
-
-class PayloadSigning(Struct, frozen=True):
-    """How the body is vouched for. `sha256_hex` with "single", `chunks` with signed chunks."""
-
-    kind: PayloadKind
-    sha256_hex: str | None = None
-    chunks: ChunkSigner | None = None
-
-
-class Identity(Struct, frozen=True):
-    """Who asks (`tenant` None is the anonymous) and how the body is vouched for."""
-
-    tenant: Tenant | None
-    payload: PayloadSigning
-
-
-UNSIGNED = PayloadSigning("unsigned")
-ANONYMOUS = Identity(None, UNSIGNED)
-
-
-class _Credential(Struct, frozen=True):
-    tenant: Tenant
-    key: SigningKey
-    day: str
-    scope: str
-    signed_headers: str
-    names: tuple[str, ...]
-    covered: frozenset[str]
+_QUERY_PARTS = V4_MARKS | {"X-Amz-Date", "X-Amz-SignedHeaders", "X-Amz-Expires"}
 
 
 class Authenticator:
@@ -120,7 +83,7 @@ class Authenticator:
         self._clock_skew_seconds = clock_skew_seconds
         self._now = now
         self._keys: dict[tuple[str, str], SigningKey] = {}
-        self._proven: dict[str, _Credential] = {}
+        self._proven = Proven(clock_skew_seconds=clock_skew_seconds, now=now)
 
     def authenticate(self, head: RequestHead) -> Identity:
         """The identity that signed `head`; a request without any signature is anonymous.
@@ -130,37 +93,41 @@ class Authenticator:
         InvalidToken, RequestTimeTooSkewed, SignatureDoesNotMatch; and NotImplemented where the
         mechanism is another.
         """
-        headers = merged(head.headers)
-        pairs = canonical_pairs(head.query) if head.query else []
-        authorization = headers.get("authorization")
-        names = {name for name, _ in pairs}
-        by_query = not names.isdisjoint(_V4_MARKS)
+        authorization = head.fields.get("authorization")
         if authorization is not None:
-            if by_query or names >= _V2_MARKS:
+            recognised = self._proven.by_header(head, authorization)
+        elif head.query:
+            recognised = self._proven.by_query(head)
+        else:
+            return ANONYMOUS
+        return self._examine(head, authorization) if recognised is None else recognised
+
+    def _examine(self, head: RequestHead, authorization: str | None) -> Identity:
+        pairs = canonical_pairs(head.query)
+        names = {name for name, _ in pairs}
+        by_query = not names.isdisjoint(V4_MARKS)
+        if authorization is not None:
+            if by_query or names >= V2_MARKS:
                 raise InvalidArgument(
                     "Only one auth mechanism allowed; only the X-Amz-Algorithm query parameter, "
                     "Signature query string parameter or the Authorization header should be "
                     "specified",
                     fields={"ArgumentName": "Authorization"},
                 )
-            return self._by_header(head, headers, pairs, authorization)
+            return self._by_header(head, joined(pairs), authorization)
         if by_query:
-            return self._by_query(head, headers, pairs)
-        if names >= _V2_MARKS:
+            return self._by_query(head, pairs)
+        if names >= V2_MARKS:
             raise unsupported()
         return ANONYMOUS
 
-    def _by_header(
-        self,
-        head: RequestHead,
-        headers: Mapping[str, str],
-        pairs: Iterable[tuple[str, str]],
-        authorization: str,
-    ) -> Identity:
+    def _by_header(self, head: RequestHead, query: str, authorization: str) -> Identity:
+        headers = head.fields
         # All but the signature is the same in every request of one client and day.
-        proven = self._proven.get(authorization[:-64])
-        if proven is not None:
-            credential, signature = proven, authorization[-64:]
+        text = authorization[:-SIGNATURE_LENGTH]
+        credential = self._proven.credential(text)
+        if credential is not None:
+            signature = authorization[-SIGNATURE_LENGTH:]
         else:
             scope, signed_headers, signature = parse_authorization(authorization)
             credential = self._credential(scope, signed_headers, malformed_header)
@@ -168,21 +135,23 @@ class Authenticator:
             raise InvalidToken
         timestamp = header_timestamp(headers)
         self._check_clock(timestamp)
-        if not timestamp.startswith(credential.day):
+        moment = credential.at(timestamp)
+        if moment is None:
             raise malformed_header(days_differ(credential.day, timestamp))
         payload = headers.get("x-amz-content-sha256")
         if payload is None:
             raise InvalidRequest("Missing required header for this request: x-amz-content-sha256")
-        _check_covered(headers, credential.covered, exempt="")
-        query = "&".join([f"{name}={value}" for name, value in pairs])
-        _verify(head, headers, query, credential, timestamp, payload, signature)
-        if proven is None and authorization.endswith(f"Signature={signature}"):
-            self._remember(authorization[:-64], credential)
-        return Identity(credential.tenant, _payload(payload, credential, timestamp, signature))
+        unsigned = left_out(headers, credential.signed_headers.covered)
+        if unsigned:
+            raise not_signed(unsigned)
+        _verify(head, query, credential, moment, payload, signature)
+        self._remember_key(credential)
+        if authorization == f"{text}{signature}" and text.endswith("Signature="):
+            self._proven.remember(text, head, credential)
+        return credential.identity(payload, timestamp, signature)
 
-    def _by_query(
-        self, head: RequestHead, headers: Mapping[str, str], pairs: Sequence[tuple[str, str]]
-    ) -> Identity:
+    def _by_query(self, head: RequestHead, pairs: Sequence[tuple[str, str]]) -> Identity:
+        headers = head.fields
         given = {name: value for name, value in pairs if name.startswith("X-Amz-")}
         if not given.keys() >= _QUERY_PARTS:
             raise malformed_query(
@@ -194,8 +163,7 @@ class Authenticator:
             raise malformed_query("A query parameter of the signature is given more than once.")
         check_algorithm(given["X-Amz-Algorithm"])
         text = f"{given['X-Amz-Credential']}\n{given['X-Amz-SignedHeaders']}"
-        proven = self._proven.get(text)
-        credential = proven or self._credential(
+        credential = self._proven.credential(text) or self._credential(
             unquote(given["X-Amz-Credential"]),
             unquote(given["X-Amz-SignedHeaders"]),
             malformed_scope,
@@ -203,55 +171,42 @@ class Authenticator:
         if given.get("X-Amz-Security-Token") or headers.get("x-amz-security-token"):
             raise InvalidToken
         timestamp = given["X-Amz-Date"]
-        self._check_expiry(timestamp, given["X-Amz-Expires"])
-        if not timestamp.startswith(credential.day):
+        expires = self._check_expiry(timestamp, given["X-Amz-Expires"])
+        moment = credential.at(timestamp)
+        if moment is None:
             raise malformed_query(days_differ(credential.day, timestamp))
+        unsigned = left_out(headers, credential.signed_headers.covered | {"x-amz-content-sha256"})
+        if unsigned:
+            raise not_signed(unsigned)
         # Covered whether it is a signed header or not: it is the canonical request's last line.
-        payload = headers.get("x-amz-content-sha256") or unquote(
-            given.get("X-Amz-Content-Sha256", _UNSIGNED_PAYLOAD)
-        )
-        _check_covered(headers, credential.covered, exempt="x-amz-content-sha256")
+        declared = unquote(given.get("X-Amz-Content-Sha256", UNSIGNED_PAYLOAD))
+        payload = headers.get("x-amz-content-sha256") or declared
         signature = given["X-Amz-Signature"]
-        query = "&".join([f"{name}={value}" for name, value in pairs if name != "X-Amz-Signature"])
-        _verify(head, headers, query, credential, timestamp, payload, signature)
-        if proven is None:
-            self._remember(text, credential)
-        return Identity(credential.tenant, _payload(payload, credential, timestamp, signature))
+        query = joined([(name, value) for name, value in pairs if name != "X-Amz-Signature"])
+        _verify(head, query, credential, moment, payload, signature)
+        self._remember_key(credential)
+        self._proven.remember(text, head, credential)
+        self._proven.remember_presigned(
+            head, signature, Presigned(credential, moment, expires, query, declared)
+        )
+        return credential.identity(payload, timestamp, signature)
 
     def _credential(
         self, text: str, signed_headers: str, malformed: Callable[..., S3Error]
-    ) -> _Credential:
+    ) -> Credential:
         access_key, day = parse_scope(text, self._region, malformed)
         tenant = self._tenants.get(access_key)
         if tenant is None:
             raise InvalidAccessKeyId(fields={"AWSAccessKeyId": printable(access_key)})
-        names = tuple(signed_headers.split(";"))
-        if "host" not in names:
+        key = self._keys.get((access_key, day)) or SigningKey(tenant.secret, day, self._region)
+        scope = f"{day}/{self._region}/{SERVICE}/{TERMINATOR}"
+        credential = Credential(tenant, key, day, scope, signed_headers)
+        if "host" not in credential.signed_headers.covered:
             raise not_signed(["host"])
-        return _Credential(
-            tenant=tenant,
-            key=self._key(tenant, day),
-            day=day,
-            scope=f"{day}/{self._region}/{SERVICE}/{TERMINATOR}",
-            signed_headers=signed_headers,
-            names=names,
-            covered=frozenset(names),
-        )
+        return credential
 
-    def _key(self, tenant: Tenant, day: str) -> SigningKey:
-        known = self._keys.get((tenant.access_key, day))
-        if known is not None:
-            return known
-        key = SigningKey(tenant.secret, day, self._region)
-        if len(self._keys) >= _REMEMBERED:
-            self._keys.clear()
-        self._keys[tenant.access_key, day] = key
-        return key
-
-    def _remember(self, text: str, credential: _Credential) -> None:
-        if len(self._proven) >= _REMEMBERED:
-            self._proven.clear()
-        self._proven[text] = credential
+    def _remember_key(self, credential: Credential) -> None:
+        keep(self._keys, (credential.tenant.access_key, credential.day), credential.key)
 
     def _check_clock(self, timestamp: str) -> None:
         requested = seconds(timestamp)
@@ -267,7 +222,8 @@ class Authenticator:
                 }
             )
 
-    def _check_expiry(self, timestamp: str, expires: str) -> None:
+    def _check_expiry(self, timestamp: str, expires: str) -> int:
+        """When the URL ends, in seconds since the epoch."""
         requested = seconds(timestamp)
         if requested is None:
             raise malformed_query(
@@ -295,66 +251,32 @@ class Authenticator:
                     "ServerTime": iso(now),
                 },
             )
-
-
-def _check_covered(headers: Mapping[str, str], covered: frozenset[str], *, exempt: str) -> None:
-    left_out = [
-        name
-        for name in headers
-        if name.startswith("x-amz-") and name not in covered and name != exempt
-    ]
-    if left_out:
-        raise not_signed(left_out)
+        return requested + lifetime_seconds
 
 
 def _verify(
     head: RequestHead,
-    headers: Mapping[str, str],
     query: str,
-    credential: _Credential,
-    timestamp: str,
+    credential: Credential,
+    moment: Moment,
     payload: str,
     signature: str,
 ) -> None:
-    lines = []
-    for name in credential.names:
-        value = headers.get(name)
-        if value is None:
-            raise SignatureDoesNotMatch(
-                f"The signed header {name!r} is not in the request.",
-                fields={"AWSAccessKeyId": credential.tenant.access_key},
-            )
-        lines.append(f"{name}:{canonical_value(value)}")
+    access_key = credential.tenant.access_key
     path = canonical_path(head.path)
-    canonical_request = "\n".join(
-        (head.method, path, query, *lines, "", credential.signed_headers, payload)
-    )
-    message = string_to_sign(timestamp, credential.scope, canonical_request)
-    if not same(credential.key.sign(message), signature):
+    try:
+        canonical_request = credential.canonical_request(head, path, query, payload)
+    except KeyError as missing:
+        raise SignatureDoesNotMatch(
+            f"The signed header {missing.args[0]!r} is not in the request.",
+            fields={"AWSAccessKeyId": access_key},
+        ) from missing
+    if not same(moment.sign(canonical_request), signature):
+        message = string_to_sign(moment.timestamp, credential.scope, canonical_request)
         raise SignatureDoesNotMatch(
             fields={
-                "AWSAccessKeyId": credential.tenant.access_key,
+                "AWSAccessKeyId": access_key,
                 "StringToSign": printable(message),
                 "CanonicalRequest": printable(canonical_request),
             }
         )
-
-
-def _payload(
-    declared: str, credential: _Credential, timestamp: str, signature: str
-) -> PayloadSigning:
-    if declared == _UNSIGNED_PAYLOAD:
-        return UNSIGNED
-    if _SHA256_HEX.fullmatch(declared):
-        return PayloadSigning("single", declared.lower())
-    kind = _STREAMING.get(declared)
-    if kind is None:
-        raise InvalidArgument(
-            f"x-amz-content-sha256 must be UNSIGNED-PAYLOAD, {', '.join(_STREAMING)} or a valid "
-            "sha256 value.",
-            fields={"ArgumentName": "x-amz-content-sha256", "ArgumentValue": printable(declared)},
-        )
-    if kind == "unsigned-chunks-trailer":
-        return PayloadSigning(kind)
-    signer = ChunkSigner(credential.key, timestamp, credential.scope, signature)
-    return PayloadSigning(kind, chunks=signer)

@@ -10,6 +10,7 @@ the node read it (`reading.py`).
 
 import asyncio
 import errno
+import os
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -29,6 +30,10 @@ _SLICE_ENTRIES = 4000
 _MAX_BATCH_ENTRIES = 2000
 # Beyond these, what could not be committed is not worth the memory: the caller starts over.
 _MAX_UNCOMMITTED = 200_000
+# How long to wait for other processes' look-ups to end before the file grows for them, and how
+# often where it cannot grow.
+_WAIT_SECONDS = 0.02
+_MAX_WAITS = 100
 # Slots for readers: those of this process and of every other one of the node.
 _MAX_READERS = 126
 
@@ -278,20 +283,38 @@ class HeldIndex:
         return True
 
     async def _store(self, batch: list[Operation]) -> None:
+        waits = 0
         while True:
             try:
                 await self._run(self._transact, batch)
             except lmdb.MapFullError as error:
-                await self._enlarge(error)
+                step = min(max(_STEP_BYTES, self.map_bytes // 4), self._max_bytes - self.map_bytes)
+                step -= step % 4096
+                if waits < (1 if step > 0 else _MAX_WAITS) and await self._is_read_elsewhere():
+                    # A page let go of is used again once nobody reads what was committed before.
+                    # A look-up takes microseconds, but its process may be held up in the midst.
+                    waits += 1
+                    await asyncio.sleep(_WAIT_SECONDS)
+                    continue
+                await self._enlarge(step, error)
+                waits = 0
             except lmdb.Error as error:
                 raise translated(error, self._path) from error
             else:
                 return
 
-    async def _enlarge(self, error: lmdb.MapFullError) -> None:
-        step = min(max(_STEP_BYTES, self.map_bytes // 4), self._max_bytes - self.map_bytes)
-        step -= step % 4096
+    async def _is_read_elsewhere(self) -> bool:
+        """Whether another process has the index open, or had it until it died."""
+        if await self.clear_dead_readers():
+            return True
+        rows = self._environment.readers().splitlines()[1:]
+        return any(int(row.split()[0]) != os.getpid() for row in rows)
+
+    async def _enlarge(self, step: int, error: lmdb.MapFullError) -> None:
         if step <= 0 or self._grow is None:
+            if self.used_bytes() <= self.limit_bytes and await self._is_read_elsewhere():
+                # There is space, but it is held: no reason to lose what is in the index.
+                raise OSError(errno.EBUSY, "the index is read and cannot be written") from error
             raise IndexLost("the index is full") from error
         if not await self._grow(step):
             raise OSError(errno.ENOSPC, "no room for the index", str(self._path)) from error

@@ -23,6 +23,8 @@ _LOOK_SECONDS = 0.25
 # Beyond what any index takes: address space, not memory. It saves a remapping at every growth.
 _MAP_BYTES = 64 * 1024**3
 
+_RESIZES = 10
+
 log = structlog.get_logger()
 
 
@@ -89,11 +91,14 @@ class HeldReader:
         environment = self._environment
         if environment is None:
             return None
-        try:
-            transaction = environment.begin(self._tables[table])
-        except lmdb.MapResizedError:
-            # The writer has made it larger than this process has mapped.
-            environment.set_mapsize(0)
+        for _ in range(_RESIZES):
+            try:
+                transaction = environment.begin(self._tables[table])
+                break
+            except lmdb.MapResizedError:
+                # The writer has made it larger than this process has mapped, maybe just again.
+                environment.set_mapsize(0)
+        else:
             transaction = environment.begin(self._tables[table])
         try:
             raw: bytes | None = transaction.get(key)

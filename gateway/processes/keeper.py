@@ -11,7 +11,6 @@ from gateway.app import Parts
 from gateway.config import Config
 from gateway.processes.control import Asked, ChildEnd, Order, Ready, Start
 from gateway.processes.run_folder import remove
-from gateway.s3.server import S3Server
 from gateway.s3.tunnel_end import TunnelDoor, TunnelledConnection
 from gateway.store.shared_heads import SharedHeads, index_mark
 from gateway.tiers.notes import Notes
@@ -49,15 +48,8 @@ class Keeper:
             on_lines=self._count_lines,
             on_notes=self._take_notes,
         )
-        self._s3 = S3Server(
-            limits,
-            parts.metrics,
-            door=self._door,
-            held=parts.held,
-            lanes=parts.lanes,
-            refuse=parts.refuse,
-            connect=TunnelledConnection,
-            count=lambda _: None,
+        self._s3 = parts.s3(
+            self._door, limits=limits, connect=TunnelledConnection, count=lambda _: None
         )
         self._admin = parts.admin(
             state=lambda: self.state,

@@ -15,6 +15,8 @@ from pathlib import Path
 
 import structlog
 
+from gateway.telemetry import processes as metrics
+
 log = structlog.get_logger()
 
 _PREFIX = "feedrack-"
@@ -32,7 +34,7 @@ class RunFolder:
         self.path, self.lock = _make(bases)
         self.tunnels = self.path / "keeper.sock"
         self.metrics = self.path / "metrics"
-        self.metrics.mkdir()
+        metrics.empty(self.metrics)
 
     def remove(self) -> None:
         """Call when no other process of the node is left."""

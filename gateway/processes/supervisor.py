@@ -34,6 +34,7 @@ from gateway.processes.run_folder import RunFolder
 from gateway.s3.doors import bind, port_of
 from gateway.s3.tls import certificate
 from gateway.store.shared_heads import make_memory
+from gateway.telemetry import processes as metrics
 
 log = structlog.get_logger()
 
@@ -212,7 +213,7 @@ class Supervisor:
                 command,
                 stdin=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno(), *inherited],
-                env={**os.environ, "PROMETHEUS_MULTIPROC_DIR": str(self._folder.metrics)},
+                env={**os.environ, metrics.VARIABLE: str(self._folder.metrics)},
             )
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
@@ -260,6 +261,7 @@ class Supervisor:
             self._hang_up(child)
             child.channel.close()
             del self._children[number]
+            metrics.forget(child.process.pid, self._folder.metrics)
             self._mourn(number, child, status)
 
     def _mourn(self, number: int, child: _Child, status: int) -> None:

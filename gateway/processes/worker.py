@@ -16,7 +16,7 @@ from gateway.model.objects import KnownObject, Span
 from gateway.model.ranges import ByteRange
 from gateway.processes.control import ChildEnd, Order, Ready, Start
 from gateway.s3.doors import TcpDoor
-from gateway.s3.entry import entry_of
+from gateway.s3.entry import Entry, authenticator_of
 from gateway.s3.held import HeldEndpoint
 from gateway.s3.line import Line
 from gateway.s3.record import Recorder
@@ -64,7 +64,7 @@ class Worker:
             whole_only=True,
         )
         recorder = Recorder(config.node.id, RequestReporter(metrics, config.log))
-        entry = entry_of(config, BucketTable(config, origins).resolve)
+        entry = Entry(config.s3, authenticator_of(config), BucketTable(config, origins).resolve)
         self._certificate = certificate(config.s3)
         self._line = Line(str(Path(start.folder) / "keeper.sock"))
         limits = config.s3.limits

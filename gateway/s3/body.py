@@ -12,8 +12,8 @@ from aiohttp import ClientError
 from aiohttp.http_exceptions import HttpProcessingError
 from msgspec import Struct
 
+from gateway.auth.identity import PayloadSigning
 from gateway.auth.request import RequestHead
-from gateway.auth.sigv4 import PayloadSigning
 from gateway.errors import (
     BadDigest,
     EntityTooLarge,

@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from ipaddress import IPv4Address
 
-from gateway.auth.policy import matches
+from gateway.auth.rules import matches
 from gateway.config import Rule
 from gateway.errors import (
     AccessDenied,

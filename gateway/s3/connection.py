@@ -74,6 +74,11 @@ class Connection(asyncio.Protocol):
         self.gone = asyncio.Event()
 
     @property
+    def sending(self) -> "asyncio.Task[None] | None":
+        """The fast answer that is being sent, if one is."""
+        return self._sending
+
+    @property
     def idle(self) -> bool:
         """Whether a request, or the rest of its head, is being waited for."""
         return self._sending is None and (self._long is None or self._long.idle)
@@ -188,13 +193,17 @@ class Connection(asyncio.Protocol):
             self._active = True
             self._head_since = None
             stop = read.stop
-            if held.whole is None:
-                self._sending = asyncio.create_task(self._send(held, data[start:stop]))
+            closes = self._last_word
+            try:
+                sent = self._gate.held.send_now(held, self, connection=closes)
+            except Exception as error:
+                self._break_off(error)
+                return
+            if not sent:
+                self._sending = asyncio.create_task(self._send(held, data[start:stop], closes))
                 if stop < len(data):
                     self._keep(data[stop:])
                 return
-            closes = self._last_word
-            self._gate.held.send_whole(held, self, connection=closes)
             if closes:
                 self._close()
                 return
@@ -234,20 +243,14 @@ class Connection(asyncio.Protocol):
 
     # The fast lane
 
-    async def _send(self, held: HeldAnswer, request: bytes) -> None:
-        closes = self._last_word
+    async def _send(self, held: HeldAnswer, request: bytes, closes: str) -> None:
         try:
             sent = await self._gate.held.send(held, self, connection=closes)
         except asyncio.CancelledError:
             self.abort()
             raise
-        except ClientGoneError:
-            self.abort()
-            return
         except Exception as error:
-            # An answer that has begun can only be broken off, so that it is seen to be incomplete.
-            log.warning("answer broken off", remote=self.remote, reason=str(error))
-            self.abort()
+            self._break_off(error)
             return
         finally:
             self._sending = None
@@ -260,6 +263,12 @@ class Connection(asyncio.Protocol):
             self._close()
         else:
             self.rested()
+
+    def _break_off(self, error: Exception) -> None:
+        """Ends an answer that has begun, so that it is seen to be incomplete."""
+        if not isinstance(error, ClientGoneError):
+            log.warning("answer broken off", remote=self.remote, reason=str(error))
+        self.abort()
 
     @property
     def _last_word(self) -> str:
@@ -338,6 +347,10 @@ class Connection(asyncio.Protocol):
             await self._drained
         if self._transport is None or self._transport.is_closing():
             raise ClientGoneError
+
+    def send_region_now(self, head: bytes, region: FileRegion) -> tuple[bytes, FileRegion] | None:
+        assert self._files is not None  # noqa: S101 - it has said that it sends files
+        return self._files.send_now(head, region)
 
     async def send_region(self, head: bytes, region: FileRegion) -> None:
         await self.drain()

@@ -3,9 +3,10 @@ whichever lane a request comes by."""
 
 from collections.abc import Callable
 
+from gateway.auth.identity import Identity
 from gateway.auth.policy import authorise, needed_besides
 from gateway.auth.request import RequestHead
-from gateway.auth.sigv4 import Authenticator, Identity
+from gateway.auth.sigv4 import Authenticator
 from gateway.auth.tenants import load_tenants
 from gateway.config import Config, S3Config
 from gateway.errors import NoSuchBucket
@@ -95,14 +96,13 @@ class Entry:
         return request
 
 
-def entry_of(config: Config, resolve: Callable[[str], Bucket]) -> Entry:
-    """The entry of a configuration's tenants. ConfigError where a secret cannot be read."""
-    authenticator = Authenticator(
+def authenticator_of(config: Config) -> Authenticator:
+    """Who knows the configuration's tenants. ConfigError where a secret cannot be read."""
+    return Authenticator(
         load_tenants(config),
         region=config.s3.region,
         clock_skew_seconds=config.s3.clock_skew_seconds,
     )
-    return Entry(config.s3, authenticator, resolve)
 
 
 def _authorise(request: Request) -> None:

@@ -40,6 +40,17 @@ _READ_BYTES = 512 * 1024
 _NEVER_SECONDS = 10.0**8
 
 
+def parser_settings(header_bytes: int) -> dict[str, Any]:
+    """How aiohttp's parser is set here."""
+    return {
+        "max_line_size": header_bytes,
+        "max_field_size": header_bytes,
+        "max_headers": 256,
+        # S3 keeps a body as it was sent, whatever its Content-Encoding says.
+        "auto_decompress": False,
+    }
+
+
 class Lanes(web.Server):
     """Makes long lanes, and answers their requests by the endpoint."""
 
@@ -56,13 +67,9 @@ class Lanes(web.Server):
             loop=self._loop,
             keepalive_timeout=_NEVER_SECONDS,
             access_log=None,
-            max_line_size=self._header_bytes,
-            max_field_size=self._header_bytes,
-            max_headers=256,
             lingering_time=_LINGER_SECONDS,
             read_bufsize=_READ_BYTES,
-            # S3 keeps a body as it was sent, whatever its Content-Encoding says.
-            auto_decompress=False,
+            **parser_settings(self._header_bytes),
         )
 
     async def close(self) -> None:

@@ -22,8 +22,9 @@ _HEAD = re.compile(
     rb"((?:[!#$%&'*+\-.^_`|~0-9A-Za-z]++: [\t -~]*+(?<=[!-~])\r\n){1,100}+)\r\n"
 )
 _LINES = re.compile(r"([^:]++): [\t ]*+([^\r]++)\r\n")
+# After a CONNECT or a PRI (HTTP/2's preface) a parser expects something else than requests.
 _MESSAGE = re.compile(
-    rb"[A-Z]{1,16} [!-~]++ HTTP/1\.[01]\r\n"
+    rb"(?:GET|HEAD|PUT|POST|DELETE|OPTIONS) [!-~]++ HTTP/1\.[01]\r\n"
     rb"((?:[!#$%&'*+\-.^_`|~0-9A-Za-z]++:[^\r\n\0]*+\r\n)*+)\r\n"
 )
 _FRAMING = re.compile(
@@ -31,15 +32,16 @@ _FRAMING = re.compile(
     re.IGNORECASE | re.MULTILINE,
 )
 _LENGTH = re.compile(rb"[0-9]{1,18}")
-_BEGINNING = re.compile(rb"(?:GET|HEAD|PUT|POST|DELETE) /")
+_BEGINNINGS = (b"GET /", b"HEAD /", b"PUT /", b"POST /", b"DELETE /")
 _METHODS = {b"GET": "GET", b"HEAD": "HEAD"}
-# Headers that frame a body, or change what the connection is.
+# Headers that frame a body, or change what the connection is, and one that aiohttp refuses.
 _NOT_PLAIN = frozenset(
     (
         "connection",
         "content-length",
         "expect",
         "proxy-connection",
+        "sec-websocket-key1",
         "te",
         "trailer",
         "transfer-encoding",
@@ -76,9 +78,7 @@ def parse(data: bytes, start: int, limit_bytes: int) -> PlainRead | None:
     if len(fields) != len(found) or "host" not in fields:
         return None
     path, _, query = target.decode("ascii").partition("?")
-    head = RequestHead(_METHODS[method], path, query, tuple(fields.items()))
-    # Every name came once, so these are the first values.
-    head.__dict__["fields"] = fields
+    head = RequestHead.plain(_METHODS[method], path, query, tuple(fields.items()), fields)
     return PlainRead(head, stop)
 
 
@@ -111,4 +111,7 @@ def message_bytes(data: bytes, start: int) -> int | None:
 
 def may_go_on(data: bytes, start: int) -> bool:
     """Whether `data` may be the beginning of a head that is still to come."""
-    return data.find(b"\r\n\r\n", start) < 0 and _BEGINNING.match(data, start) is not None
+    if data.find(b"\r\n\r\n", start) >= 0:
+        return False
+    sent = data[start : start + 8]
+    return any(sent.startswith(each) or each.startswith(sent) for each in _BEGINNINGS)

@@ -36,6 +36,10 @@ class Wire(Protocol):
         """Returns once the client has taken most of what was written."""
         ...
 
+    def send_region_now(self, head: bytes, region: FileRegion) -> tuple[bytes, FileRegion] | None:
+        """Sends as much of both as goes without waiting; what is left, None where nothing is."""
+        ...
+
     async def send_region(self, head: bytes, region: FileRegion) -> None:
         """Sends `head`, then the region, all of it. TierUnavailable where the file ends early."""
         ...
@@ -74,6 +78,22 @@ class Sending:
             return
         self.sent_bytes = len(body)
         _write(wire, head, body)
+
+    def send_file_now(
+        self, wire: Wire, answer: Answer, region: FileRegion, *, connection: str
+    ) -> tuple[bytes, FileRegion] | None:
+        """Sends an answer whose body is a region of a file, as far as the client has room for it;
+        what is left for `Wire.send_region`, None where nothing is."""
+        head = render_head(answer.status, answer.headers, region.size_bytes, connection)
+        self.begun = True
+        rest = wire.send_region_now(head, region)
+        self.sent_bytes = region.size_bytes - (rest[1].size_bytes if rest is not None else 0)
+        return rest
+
+    async def send_rest(self, wire: Wire, head: bytes, region: FileRegion) -> None:
+        """Sends what `send_file_now` has left."""
+        await wire.send_region(head, region)
+        self.sent_bytes += region.size_bytes
 
     async def send_stream(
         self, wire: Wire, answer: Answer, *, connection: str, chunks: bool

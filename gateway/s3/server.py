@@ -2,15 +2,24 @@
 
 import asyncio
 from collections.abc import Callable
+from typing import Any
 
-from gateway.config import LimitsConfig
+from gateway.auth.sigv4 import Authenticator
+from gateway.config import Config, LimitsConfig
 from gateway.errors import S3Error
 from gateway.s3.answer import Answer
 from gateway.s3.connection import Connection
 from gateway.s3.doors import Door
+from gateway.s3.endpoint import Endpoint
+from gateway.s3.entry import Entry
 from gateway.s3.held import HeldEndpoint
 from gateway.s3.lanes import Gate, LaneMaker, LongLane
+from gateway.s3.long_lane import Lanes
+from gateway.s3.record import Recorder
+from gateway.s3.refusals import Refusals
+from gateway.store.service import ObjectService
 from gateway.telemetry.metrics import Metrics
+from gateway.telemetry.requests import RequestReporter
 
 # Of the clients turned away, how many at a time are told why.
 _EXPLAINED = 256
@@ -89,7 +98,11 @@ class S3Server:
         if self._sweeper is not None:
             self._sweeper.cancel()
             await asyncio.gather(self._sweeper, return_exceptions=True)
+        tasks = [sent for each in self._connections if (sent := each.sending) is not None]
         self._cut()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
         await self._lanes.close()
 
     # What a connection asks of its gate
@@ -140,3 +153,29 @@ class S3Server:
             now = loop.time()
             for connection in list(self._connections):
                 connection.sweep(now)
+
+
+def object_server(
+    config: Config,
+    service: ObjectService,
+    authenticator: Authenticator,
+    metrics: Metrics,
+    *,
+    door: Door,
+    limits: LimitsConfig | None = None,
+    **kind: Any,
+) -> S3Server:
+    """A server of everything `service` has; `limits` in place of the configured ones, `kind` as
+    `S3Server` takes it."""
+    recorder = Recorder(config.node.id, RequestReporter(metrics, config.log))
+    entry = Entry(config.s3, authenticator, service.bucket)
+    endpoint = Endpoint(config, service, entry, recorder, metrics)
+    return S3Server(
+        limits or config.s3.limits,
+        metrics,
+        door=door,
+        held=HeldEndpoint(entry, service.held, recorder, metrics),
+        lanes=Lanes(endpoint, header_bytes=config.s3.limits.header_bytes),
+        refuse=Refusals(recorder).refuse,
+        **kind,
+    )

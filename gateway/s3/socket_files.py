@@ -32,25 +32,36 @@ class SocketFiles:
     async def send(self, head: bytes, region: FileRegion) -> None:
         """Sends `head` and then the region, all of it. ClientGoneError; TierUnavailable where the
         file ends early."""
-        while self._transport.get_write_buffer_size():
-            # What was written before goes out first; the kernel says when there is room.
+        left = self.send_now(head, region)
+        while left is not None:
             await self._room()
+            left = self.send_now(*left)
+
+    def send_now(self, head: bytes, region: FileRegion) -> tuple[bytes, FileRegion] | None:
+        """Sends as much of `head` and region as the client has room for; what is left, None where
+        nothing is. Errors as `send`."""
+        if self._transport.get_write_buffer_size():
+            # What was written before goes out first.
+            return head, region
+        offset, left = region.offset, region.size_bytes
         try:
-            await self._send_head(head)
-            offset, left = region.offset, region.size_bytes
+            wire = self._duplicate()
+            while head:
+                # More follows: head and file may leave in one packet.
+                head = head[wire.send(head, socket.MSG_MORE) :]
+            out, file = wire.fileno(), region.descriptor
             while left:
-                try:
-                    sent = os.sendfile(self._duplicate().fileno(), region.descriptor, offset, left)
-                except BlockingIOError:
-                    await self._room()
-                    continue
+                sent = os.sendfile(out, file, offset, left)
                 if not sent:
                     raise TierUnavailable("a cached file ended early")
                 self.sent_bytes += sent
                 offset += sent
                 left -= sent
+        except BlockingIOError:
+            return head, FileRegion(region.descriptor, offset, left)
         except ConnectionError as error:
             raise ClientGoneError from error
+        return None
 
     def close(self) -> None:
         """Ends what is being sent; safe at any time."""
@@ -59,16 +70,6 @@ class SocketFiles:
         if self._socket is not None:
             self._loop.remove_writer(self._socket.fileno())
             self._socket.close()
-
-    async def _send_head(self, head: bytes) -> None:
-        while head:
-            try:
-                # More follows: head and file may leave in one packet.
-                sent = self._duplicate().send(head, socket.MSG_MORE)
-            except BlockingIOError:
-                await self._room()
-            else:
-                head = head[sent:]
 
     async def _room(self) -> None:
         """Returns once the socket takes bytes again."""

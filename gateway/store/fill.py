@@ -1,9 +1,10 @@
 """Fills: each cold span comes in from the origin once, and everybody who waits follows along.
 
-A fill is a task of its own. It reads the origin, appends to a growing file (a large object's
-chunk) or to memory (a small object), and wakes its followers; a follower that leaves changes
-nothing for the others. When the bytes are complete they are published on disk first and the fill
-is struck from the list second, so that a new reader always finds one or the other.
+A fill is a task of its own. It has the origin's bytes put where they are to stay, which is a
+landing (a large object's chunk) or memory (a small object), and wakes its followers, who read from
+the same place; a follower that leaves changes nothing for the others. When the bytes are complete
+they are published on disk first and the fill is struck from the list second, so that a new reader
+always finds one or the other.
 
 A fill that breaks off resumes from what it has. What the disk will not take is not filled at all:
 followers get TierFull and read from the origin for themselves (pass-through).
@@ -19,7 +20,7 @@ from gateway.errors import FeedrackError, TierFull, TierUnavailable
 from gateway.model.objects import Span
 from gateway.model.ranges import ByteRange
 from gateway.telemetry.metrics import Metrics
-from gateway.tiers.disk import DiskTier, SpanWriter
+from gateway.tiers.disk import DiskTier, Landing
 from gateway.tiers.protocol import FileRegion, OpenedObject, Origin, SpanReader, TierName
 
 _ATTEMPTS = 4
@@ -39,12 +40,32 @@ class Fill:
         self.done = False
         self.error: Exception | None = None
         self.memory: bytearray | bytes | None = None
-        self.writer: SpanWriter | None = None
+        self.landing: Landing | None = None
         self._waiting: list[asyncio.Future[None]] = []
 
-    def advance(self, received_bytes: int) -> None:
-        self.received_bytes = received_bytes
+    async def space(self) -> memoryview:
+        """Where the next bytes go. TierFull, TierUnavailable."""
+        if self.landing is not None:
+            return await self.landing.space()
+        assert isinstance(self.memory, bytearray)  # noqa: S101 - one of the two is set
+        return memoryview(self.memory)[self.received_bytes :]
+
+    def took(self, size_bytes: int) -> None:
+        """The next `size_bytes` are in their place."""
+        if self.landing is not None:
+            self.landing.received(size_bytes)
+        self.received_bytes += size_bytes
         self._wake()
+
+    def read_now(self, offset: int, limit_bytes: int) -> bytes | memoryview | None:
+        """What has come from `offset` on, out of memory; None where nothing of it is there."""
+        if self.landing is not None:
+            return self.landing.read_now(offset, limit_bytes)
+        if self.memory is None or offset >= self.received_bytes:
+            return None
+        if isinstance(self.memory, bytes) and not offset and limit_bytes >= len(self.memory):
+            return self.memory
+        return memoryview(self.memory)[offset : min(offset + limit_bytes, self.received_bytes)]
 
     def finish(self, error: Exception | None = None) -> None:
         self.done = True
@@ -82,31 +103,34 @@ class FollowingReader:
         return "origin"
 
     async def read(self, offset: int, limit_bytes: int) -> bytes | memoryview:
-        if self._kept is not None:
-            return await self._kept.read(offset, limit_bytes)
-        fill = self._fill
-        if offset >= fill.received_bytes:
-            await fill.wait_beyond(offset)
-        if fill.memory is not None and offset < fill.received_bytes:
-            stop = min(offset + limit_bytes, fill.received_bytes)
-            return bytes(memoryview(fill.memory)[offset:stop])
-        if fill.error is not None:
-            raise fill.error
-        if fill.done:
-            self._kept = await self._disk.open(fill.span)
-            if self._kept is None:
-                raise TierUnavailable("the span was evicted while it was being read")
-            return await self._kept.read(offset, limit_bytes)
-        assert fill.writer is not None  # noqa: S101 - not done, not in memory: it has a writer
-        try:
-            return await fill.writer.read(offset, min(limit_bytes, fill.received_bytes - offset))
-        except TierUnavailable:
-            # The file is getting its name this very moment, or the disk fails: the fill will tell.
-            await fill.wait_over()
-            return await self.read(offset, limit_bytes)
+        while True:
+            if self._kept is not None:
+                return await self._kept.read(offset, limit_bytes)
+            fill = self._fill
+            data = fill.read_now(offset, limit_bytes)
+            if data is not None:
+                return data
+            if fill.error is not None:
+                raise fill.error
+            if fill.done:
+                self._kept = await self._disk.open(fill.span)
+                if self._kept is None:
+                    raise TierUnavailable("the span was evicted while it was being read")
+            elif offset >= fill.received_bytes:
+                await fill.wait_beyond(offset)
+            else:
+                assert fill.landing is not None  # noqa: S101 - else it were in memory
+                try:
+                    return await fill.landing.read(offset, limit_bytes)
+                except TierUnavailable:
+                    # The file is getting its name this very moment, or the disk fails: the fill
+                    # will tell.
+                    await fill.wait_over()
 
     def read_now(self, offset: int, limit_bytes: int) -> bytes | bytearray | memoryview | None:
-        return None if self._kept is None else self._kept.read_now(offset, limit_bytes)
+        if self._kept is not None:
+            return self._kept.read_now(offset, limit_bytes)
+        return self._fill.read_now(offset, limit_bytes)
 
     def region(self, offset: int, limit_bytes: int) -> FileRegion | None:
         return None if self._kept is None else self._kept.region(offset, limit_bytes)
@@ -189,8 +213,8 @@ class Filler:
             del self._fills[key]
             self._metrics.fills_in_flight.set(len(self._fills))
             fill.finish(error)
-            if error is not None and fill.writer is not None:
-                await fill.writer.discard()
+            if error is not None and fill.landing is not None:
+                await fill.landing.discard()
 
     async def _is_kept(self, span: Span) -> bool:
         reader = await self._disk.open(span)
@@ -208,9 +232,9 @@ class Filler:
                 while self._unkept_bytes >= _MAX_UNKEPT_BYTES:
                     self._kept.clear()
                     await self._kept.wait()
-                fill.memory = bytearray()
+                fill.memory = bytearray(span.size_bytes)
             else:
-                fill.writer = await self._disk.begin(span.size_bytes)
+                fill.landing = await self._disk.land(span.size_bytes)
         except BaseException:
             if opened is not None:
                 await opened.close()
@@ -223,7 +247,7 @@ class Filler:
                     opened = await origin.open(
                         span.version.ref, wanted=wanted, if_match=span.version.etag
                     )
-                await self._drain_into(fill, opened)
+                await _take_in(fill, opened)
             except TierUnavailable as failure:
                 if attempt == _ATTEMPTS:
                     raise
@@ -243,26 +267,9 @@ class Filler:
                     await opened.close()
                 opened = None
 
-    async def _drain_into(self, fill: Fill, opened: OpenedObject) -> None:
-        """Appends until the span is whole; what the answer carries beyond it is left unread."""
-        size = fill.span.size_bytes
-        if fill.received_bytes >= size:
-            return
-        async for block in opened.blocks():
-            piece = memoryview(block)[: size - fill.received_bytes]
-            if isinstance(fill.memory, bytearray):
-                fill.memory += piece
-            else:
-                assert fill.writer is not None  # noqa: S101 - one of the two is set
-                await fill.writer.append(piece)
-            fill.advance(fill.received_bytes + len(piece))
-            if fill.received_bytes == size:
-                return
-        raise TierUnavailable("the origin's answer ended early")
-
     async def _publish(self, fill: Fill) -> None:
-        if fill.writer is not None:
-            await fill.writer.commit(fill.span)
+        if fill.landing is not None:
+            await fill.landing.commit(fill.span)
             return
         assert fill.memory is not None  # noqa: S101 - one of the two is set
         data = fill.memory = bytes(fill.memory)
@@ -275,3 +282,12 @@ class Filler:
         finally:
             self._unkept_bytes -= len(data)
             self._kept.set()
+
+
+async def _take_in(fill: Fill, opened: OpenedObject) -> None:
+    """Receives until the span is whole; what the answer carries beyond it is left unread."""
+    while fill.received_bytes < fill.span.size_bytes:
+        size_bytes = await opened.read_into(await fill.space())
+        if not size_bytes:
+            raise TierUnavailable("the origin's answer ended early")
+        fill.took(size_bytes)

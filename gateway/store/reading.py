@@ -16,9 +16,9 @@ from gateway.tiers.protocol import FileRegion, InstantReader, SpanReader, TierNa
 _BLOCK_BYTES = 262_144
 # Of a file at a time, so that a slow client's next bytes are looked after again before they go.
 _REGION_BYTES = 2 * 1024**2
-# From which size on sending from the file costs less than reading and writing
-# (`python -m benchmarks.run --only sendfile`).
-_FILES_FROM_BYTES = 131_072
+# From which size on sending from a file costs less than reading and writing; it is a tenth less
+# here, and more above (docs/benchmarks.md).
+_FILES_FROM_BYTES = 65_536
 # Failures in a row, without one byte gained, after which a read gives up.
 _PATIENCE = 3
 
@@ -61,8 +61,9 @@ class ReadAnswer:
         self.part = part
         self.tier = tier
         self._source = source
-        # All the bytes of `range`, where they are at hand already; None where they are to come.
-        self.whole: Block | None = b"" if source is None else source.whole
+        # All the bytes of `range`, where they are at hand already or in a file; None where they are
+        # to come.
+        self.whole: Block | FileRegion | None = b"" if source is None else source.whole
 
     @property
     def served(self) -> Mapping[str, int]:
@@ -132,7 +133,7 @@ class SpanSource:
         self._held: InstantReader | None = None
         self._first: Block | FileRegion | None = None
         # The whole range, where the first step has brought it.
-        self.whole: Block | None = None
+        self.whole: Block | FileRegion | None = None
 
     def begin_now(self, *, files: bool) -> TierName | None:
         """As `begin`, where this needs no waiting; None where it does."""
@@ -147,7 +148,7 @@ class SpanSource:
             return None
         if first is None:
             return None
-        if self._position == self._stop and not isinstance(first, FileRegion):
+        if self._position == self._stop:
             self.whole = first
         return held.tier
 

@@ -94,6 +94,14 @@ class LineWriter:
                 poll.poll(left_seconds * 1000)
                 self.flush()
 
+    def forget(self) -> None:
+        """Lets go of lines that are another's to send: those a process had when it was forked."""
+        self._lock = threading.RLock()
+        self._gathered.clear()
+        self._pending.clear()
+        self._due = None
+        self._lost = 0
+
     def close(self) -> None:
         """Lets go of what was opened for writing; what is added from now on is dropped."""
         with self._lock:
@@ -159,6 +167,7 @@ def standard_error() -> LineWriter:
     # Where the process was started without one, the number may be any file's by now.
     lines = LineWriter(None if sys.__stderr__ is None else sys.__stderr__.fileno())
     atexit.register(lines.drain)
+    os.register_at_fork(after_in_child=lines.forget)
     return lines
 
 

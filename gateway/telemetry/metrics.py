@@ -1,9 +1,14 @@
 """The node's metrics, one object built once and handed down; names are a contract.
 
-Everything counts what happened, nothing decides: no code reads a metric back.
+Everything counts what happened, nothing decides: no code reads a metric back. Where a node is
+several processes (`processes.py`), each has its Metrics and any of them tells of all.
 """
 
+from typing import Literal
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from gateway.telemetry import processes
 
 # From a page-cache hit to a cold object behind a slow origin.
 _SECONDS = (
@@ -21,8 +26,23 @@ class Metrics:
         def counter(name: str, text: str, *labels: str) -> Counter:
             return Counter(f"feedrack_{name}", text, labels, registry=registry)
 
-        def gauge(name: str, text: str, *labels: str) -> Gauge:
-            return Gauge(f"feedrack_{name}", text, labels, registry=registry)
+        def gauge(
+            name: str,
+            text: str,
+            *labels: str,
+            over_processes: Literal["livesum", "livemostrecent"] = "livesum",
+        ) -> Gauge:
+            return Gauge(
+                f"feedrack_{name}",
+                text,
+                labels,
+                registry=registry,
+                multiprocess_mode=over_processes,
+            )
+
+        def state(name: str, text: str, *labels: str) -> Gauge:
+            """A gauge of the node: one process sets it, and one that took over from another."""
+            return gauge(name, text, *labels, over_processes="livemostrecent")
 
         self.requests = counter(
             "requests_total", "S3 requests answered.", "operation", "code", "tenant"
@@ -52,9 +72,9 @@ class Metrics:
         self.origin_errors = counter(
             "origin_errors_total", "Origin requests that failed after retries.", "operation"
         )
-        self.cache_bytes = gauge("cache_bytes", "Bytes the cache takes on disk.")
-        self.cache_capacity_bytes = gauge("cache_capacity_bytes", "Bytes the cache may take.")
-        self.cache_degraded = gauge(
+        self.cache_bytes = state("cache_bytes", "Bytes the cache takes on disk.")
+        self.cache_capacity_bytes = state("cache_capacity_bytes", "Bytes the cache may take.")
+        self.cache_degraded = state(
             "cache_degraded", "1 while the cache disk takes nothing in (pass-through).", "reason"
         )
         self.cache_corrupt = counter(
@@ -63,8 +83,9 @@ class Metrics:
         self.cache_unkept = counter("cache_unkept_total", "Spans served but not kept.", "reason")
         self.fills_in_flight = gauge("fills_in_flight", "Spans being filled now.")
         self.evicted_bytes = counter("evicted_bytes_total", "Bytes evicted from the cache.")
-        self.members = gauge("members", "Nodes alive in the cluster.")
+        self.members = state("members", "Nodes alive in the cluster.")
 
     def render(self) -> bytes:
-        """The Prometheus text exposition of everything."""
-        return generate_latest(self.registry)
+        """The Prometheus text exposition of everything, over all processes of the node."""
+        folder = processes.shared_folder()
+        return generate_latest(self.registry) if folder is None else processes.render(folder)

@@ -4,6 +4,7 @@ This is the reading half, the same in the process that keeps the cache (`chunks.
 others that only read it (`held_disk.py`).
 """
 
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -214,7 +215,7 @@ class ChunkLookup:
         view = memoryview(data)
         block = first // BLOCK_BYTES
         if len(view) != last - first or not sound(view, record.sums, block):
-            self._owner.corrupt(key, record, file, "checksum")
+            self._tell_corrupt(key, record, file, "checksum")
             raise Corrupt("a kept chunk does not match its checksums")
         if stamp is not None:
             self._regions.verified(key, stamp, block, -(-(last - first) // BLOCK_BYTES))
@@ -223,8 +224,15 @@ class ChunkLookup:
     def _unreadable(
         self, key: bytes, record: ChunkRecord, file: OpenFile, error: OSError
     ) -> Corrupt:
-        self._owner.corrupt(key, record, file, str(error))
+        self._tell_corrupt(key, record, file, str(error))
         return Corrupt(f"a kept chunk cannot be read: {error}")
+
+    def _tell_corrupt(self, key: bytes, record: ChunkRecord, file: OpenFile, why: str) -> None:
+        if os.fstat(file.descriptor).st_nlink:
+            self._owner.corrupt(key, record, file, why)
+        else:
+            # Not the file that goes by this name by now.
+            self._files.drop(key)
 
     def _path(self, key: bytes) -> Path:
         return chunk_path(self._folder, key)

@@ -36,14 +36,19 @@ from gateway.telemetry.metrics import Metrics
 from gateway.tiers.folder import Folder
 from gateway.tiers.health import Health, Reason, reason_of
 from gateway.tiers.holding import Found, Holding, Sizes, recover
+from gateway.tiers.landing import Landing, land
 from gateway.tiers.notes import Notes
 from gateway.tiers.open_files import DiskThreads
+from gateway.tiers.pieces import Pieces
 from gateway.tiers.protocol import InstantReader, SpanReader, TierName
 from gateway.tiers.staging import SpanWriter
 
-__all__ = ["DiskTier", "DiskUsage", "SpanWriter"]
+__all__ = ["DiskTier", "DiskUsage", "Landing", "SpanWriter"]
 
 _LOOK_SECONDS = 2.0
+# Memory that fills receive into, of the whole node.
+_PIECES_BYTES = 256 * 1024**2
+_PIECE_BYTES = 1024**2
 
 log = structlog.get_logger()
 
@@ -82,6 +87,7 @@ class DiskTier:
         self._look_seconds = look_seconds
         self._health = Health(metrics)
         self._threads = DiskThreads()
+        self._pieces = Pieces(_PIECES_BYTES, min(_PIECE_BYTES, int(config.chunk_size)))
         self._holding: Holding | None = None
         self._looking: asyncio.Task[None] | None = None
         self._look_now = asyncio.Event()
@@ -149,6 +155,15 @@ class DiskTier:
         holding = self._accepting()
         try:
             return await holding.staging.begin(size_bytes)
+        except (TierFull, TierUnavailable) as error:
+            self._unkept(error)
+            raise
+
+    async def land(self, size_bytes: int) -> Landing:
+        """A chunk of `size_bytes` that is to come in by a fill. TierFull, TierUnavailable."""
+        holding = self._accepting()
+        try:
+            return await land(holding.staging, self._pieces, size_bytes)
         except (TierFull, TierUnavailable) as error:
             self._unkept(error)
             raise

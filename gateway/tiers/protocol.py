@@ -101,6 +101,11 @@ class OpenedObject(Protocol):
         or reset answer and VersionChanged where the object changed under the read."""
         ...
 
+    async def read_into(self, memory: memoryview) -> int:
+        """Puts the next bytes at the beginning of `memory`: how many, 0 only at the range's end.
+        For those who have a place for them; instead of `blocks`. Raises as `blocks`."""
+        ...
+
     async def close(self) -> None:
         """Ends the read; safe at any point and twice."""
         ...

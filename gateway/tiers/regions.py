@@ -34,9 +34,7 @@ class Regions:
     def before(self, file: OpenFile, name: Hashable, first: int, count: int = 1) -> Stamp | None:
         """To be asked before blocks are read that will be verified, and handed to `verified`; None
         where there is nothing new to tell."""
-        if self._verified.seen(name, first, count):
-            return None
-        return stamp_of(os.fstat(file.descriptor))
+        return None if self._verified.seen(name, first, count) else _stamp(file)
 
     def verified(self, name: Hashable, stamp: Stamp | None, first: int, count: int = 1) -> None:
         """The blocks read since the file had that stamp match their checksums."""
@@ -45,8 +43,10 @@ class Regions:
 
     def written(self, file: OpenFile, name: Hashable, size_bytes: int) -> None:
         """This process has just written the whole file from bytes whose checksums it took."""
-        stamp = stamp_of(os.fstat(file.descriptor))
-        if stamp[1] == size_bytes and self._residency.holds(file.descriptor, 0, size_bytes):
+        stamp = _stamp(file)
+        if stamp is None or stamp[1] != size_bytes:
+            return
+        if self._residency.holds(file.descriptor, 0, size_bytes):
             self._verified.tell(name, stamp, 0, -(-size_bytes // BLOCK_BYTES))
 
     def missed(self, name: Hashable, first: int) -> None:
@@ -63,8 +63,8 @@ class Regions:
         """The bytes from `offset` on, as far as the blocks they touch are verified."""
         first = offset // BLOCK_BYTES
         count = (offset + size_bytes - 1) // BLOCK_BYTES - first + 1
-        stamp = stamp_of(os.fstat(file.descriptor))
-        run = self._verified.run(name, stamp, first, count)
+        stamp = _stamp(file)
+        run = self._verified.run(name, stamp, first, count) if stamp is not None else 0
         if not run:
             return None
         size_bytes = min(size_bytes, (first + run) * BLOCK_BYTES - offset)
@@ -74,9 +74,9 @@ class Regions:
         self, file: OpenFile, name: Hashable, start: int, offset: int, size_bytes: int
     ) -> FileRegion | None:
         """The bytes from `offset` on of the object that begins at `start` of a shard."""
-        stamp = stamp_of(os.fstat(file.descriptor))
+        stamp = _stamp(file)
         first = start // BLOCK_BYTES
-        if not self._verified.run(name, stamp, first, 1):
+        if stamp is None or not self._verified.run(name, stamp, first, 1):
             return None
         return self._here(file, name, first, start + offset, size_bytes)
 
@@ -87,3 +87,9 @@ class Regions:
             self._verified.left(name, first)
             return None
         return FileRegion(file.descriptor, offset, size_bytes)
+
+
+def _stamp(file: OpenFile) -> Stamp | None:
+    """The file's stamp; None where it was removed: its name may be another file's by now."""
+    status = os.fstat(file.descriptor)
+    return stamp_of(status) if status.st_nlink else None

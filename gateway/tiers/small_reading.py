@@ -4,6 +4,7 @@ This is the reading half, the same in the process that keeps the cache (`small.p
 others that only read it (`held_disk.py`).
 """
 
+import os
 from pathlib import Path
 from typing import Protocol
 
@@ -150,11 +151,11 @@ class SmallLookup:
         try:
             data = self._files.read_now(file, record.offset, record.size_bytes)
         except OSError as error:
-            raise self._unreadable(digest, record, error) from error
+            raise self._unreadable(digest, record, file, error) from error
         if data is None:
             self._regions.missed(record.shard, record.offset // BLOCK_BYTES)
             return None
-        self._check(digest, record, data, stamp)
+        self._check(digest, record, file, data, stamp)
         return data
 
     async def read(self, digest: bytes, record: SmallRecord, file: OpenFile) -> bytes:
@@ -163,8 +164,8 @@ class SmallLookup:
         try:
             data = await self._files.read_in_thread(file, record.offset, record.size_bytes)
         except OSError as error:
-            raise self._unreadable(digest, record, error) from error
-        self._check(digest, record, data, stamp)
+            raise self._unreadable(digest, record, file, error) from error
+        self._check(digest, record, file, data, stamp)
         return data
 
     def region(
@@ -186,17 +187,31 @@ class SmallLookup:
         return self._regions.before(file, record.shard, record.offset // BLOCK_BYTES)
 
     def _check(
-        self, digest: bytes, record: SmallRecord, data: bytes | bytearray, stamp: Stamp | None
+        self,
+        digest: bytes,
+        record: SmallRecord,
+        file: OpenFile,
+        data: bytes | bytearray,
+        stamp: Stamp | None,
     ) -> None:
         if len(data) != record.size_bytes or xxhash.xxh3_64_intdigest(data) != record.sum:
-            self._owner.corrupt(digest, record, "checksum")
+            self._tell_corrupt(digest, record, file, "checksum")
             raise Corrupt("a kept object does not match its checksum")
         if stamp is not None:
             self._regions.verified(record.shard, stamp, record.offset // BLOCK_BYTES)
 
-    def _unreadable(self, digest: bytes, record: SmallRecord, error: OSError) -> Corrupt:
-        self._owner.corrupt(digest, record, str(error))
+    def _unreadable(
+        self, digest: bytes, record: SmallRecord, file: OpenFile, error: OSError
+    ) -> Corrupt:
+        self._tell_corrupt(digest, record, file, str(error))
         return Corrupt(f"a kept object cannot be read: {error}")
+
+    def _tell_corrupt(self, digest: bytes, record: SmallRecord, file: OpenFile, why: str) -> None:
+        if os.fstat(file.descriptor).st_nlink:
+            self._owner.corrupt(digest, record, why)
+        else:
+            # Not the file that goes by this number by now.
+            self._files.drop(record.shard)
 
     def _path(self, shard: int) -> Path:
         return shard_path(self._folder, shard)

@@ -5,6 +5,7 @@ from urllib.parse import quote
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from gateway.auth.request import RequestHead
 from gateway.errors import InvalidURI
@@ -17,6 +18,27 @@ def head(query: str) -> RequestHead:
 def test_the_first_of_two_headers_is_found_and_an_absent_one_is_none() -> None:
     assert head("").header("a") == "1"
     assert head("").header("b") is None
+
+
+def test_the_values_of_one_header_are_joined_in_wire_order() -> None:
+    repeated = RequestHead("GET", "/", "", (("x", "1"), ("y", "2"), ("x", "0")))
+    assert repeated.fields == {"x": "1,0", "y": "2"}
+    assert repeated.header("x") == "1"
+    assert RequestHead("GET", "/", "", (("x", "1"), ("y", "2"))).fields == {"x": "1", "y": "2"}
+
+
+def test_a_plain_head_is_the_same_as_one_of_pairs() -> None:
+    fields = {"host": "h", "range": "bytes=0-1"}
+    plain = RequestHead.plain("GET", "/a", "b=c", tuple(fields.items()), fields)
+    assert plain == RequestHead("GET", "/a", "b=c", (("host", "h"), ("range", "bytes=0-1")))
+    assert plain.fields is fields
+    assert plain.header("range") == "bytes=0-1"
+    assert plain.header("if-match") is None
+
+
+def test_a_head_made_of_another_has_its_own_fields() -> None:
+    plain = RequestHead.plain("GET", "/a", "", (("host", "h"),), {"host": "h"})
+    assert replace(plain, headers=(("host", "g"),)).fields == {"host": "g"}
 
 
 def test_a_plus_stays_a_plus_and_blank_values_are_kept() -> None:

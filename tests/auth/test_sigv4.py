@@ -10,8 +10,9 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from gateway.auth.identity import ANONYMOUS
 from gateway.auth.request import RequestHead
-from gateway.auth.sigv4 import ANONYMOUS, Authenticator
+from gateway.auth.sigv4 import Authenticator
 from gateway.auth.tenants import Tenant
 from gateway.config import Secret
 from gateway.errors import (

@@ -38,16 +38,7 @@ class Running:
         self, access_key: str = ACCESS_KEY, *, verify: str | None = None, **config: Any
     ) -> Any:
         """A boto3 client; its calls block, so make them with `call`. `verify`: whom to trust."""
-        config = {"s3": {"addressing_style": "path"}, "signature_version": "s3v4", **config}
-        return boto3.client(
-            "s3",
-            endpoint_url=self.node.s3_url,
-            aws_access_key_id=access_key,
-            aws_secret_access_key=SECRET_KEY,
-            region_name="us-east-1",
-            verify=verify,
-            config=BotoConfig(retries={"total_max_attempts": 1}, **config),
-        )
+        return client_of(self.node.s3_url, access_key, verify=verify, **config)
 
     def signed(
         self,
@@ -149,6 +140,22 @@ class Wire:
             return
 
 
+def client_of(
+    url: str, access_key: str = ACCESS_KEY, *, verify: str | None = None, **config: Any
+) -> Any:
+    """A boto3 client of whatever serves S3 there."""
+    config = {"s3": {"addressing_style": "path"}, "signature_version": "s3v4", **config}
+    return boto3.client(
+        "s3",
+        endpoint_url=url,
+        aws_access_key_id=access_key,
+        aws_secret_access_key=SECRET_KEY,
+        region_name="us-east-1",
+        verify=verify,
+        config=BotoConfig(retries={"total_max_attempts": 1}, **config),
+    )
+
+
 @asynccontextmanager
 async def running(
     directory: Path,
@@ -158,8 +165,10 @@ async def running(
     policy: Sequence[Mapping[str, Any]] = (),
     buckets: Mapping[str, Any] | None = None,
     origin: Mapping[str, Any] | None = None,
+    origins: Mapping[str, Any] | None = None,
 ) -> AsyncIterator[Running]:
-    """A node over `directory/data`, or over `origin`, drained and stopped at the end."""
+    """A node over `directory/data`, or over `origin`, drained and stopped at the end. `origins`:
+    further ones."""
     root = directory / "data"
     root.mkdir()
     secret = directory / "secret"
@@ -175,7 +184,11 @@ async def running(
                 "chunk_size": "1MiB",
                 "small_object_limit": "64KiB",
             },
-            "origins": {"main": origin or {"type": "directory", "path": str(root)}},
+            "default_origin": "main",
+            "origins": {
+                "main": origin or {"type": "directory", "path": str(root)},
+                **(origins or {}),
+            },
             "buckets": dict(buckets or {}),
             "tenants": [
                 {

@@ -5,9 +5,10 @@ import hmac
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
+from gateway.auth.identity import PayloadSigning
 from gateway.auth.request import RequestHead
 from gateway.auth.signing import SigningKey
-from gateway.auth.sigv4 import Authenticator, PayloadSigning
+from gateway.auth.sigv4 import Authenticator
 from gateway.auth.sigv4_chunks import ChunkSigner
 from gateway.auth.tenants import Tenant
 from gateway.config import Secret

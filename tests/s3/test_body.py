@@ -15,8 +15,9 @@ from botocore.config import Config
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.auth.identity import UNSIGNED, PayloadSigning
 from gateway.auth.request import RequestHead
-from gateway.auth.sigv4 import UNSIGNED, Authenticator, PayloadSigning
+from gateway.auth.sigv4 import Authenticator
 from gateway.errors import (
     BadDigest,
     EntityTooLarge,

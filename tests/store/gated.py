@@ -21,6 +21,7 @@ from gateway.tiers.protocol import OpenedObject
 
 CHUNK_BYTES = 1024 * 1024
 SMALL_BYTES = 128 * 1024
+_BLOCK_BYTES = 256 * 1024
 
 
 class GatedOrigin:
@@ -73,6 +74,7 @@ class GatedOpened:
     def __init__(self, gate: GatedOrigin, inner: OpenedObject) -> None:
         self._gate = gate
         self._inner = inner
+        self._sent_bytes = 0
 
     @property
     def info(self) -> ObjectInfo:
@@ -83,29 +85,25 @@ class GatedOpened:
         return self._inner.range
 
     async def blocks(self) -> AsyncIterator[bytes]:
-        sent = 0
-        async for block in self._gated():
-            if self._gate.breaks and sent + len(block) > self._gate.break_after_bytes:
-                self._gate.breaks -= 1
-                kept = block[: max(0, self._gate.break_after_bytes - sent)]
-                self._gate.read_bytes += len(kept)
-                if kept:
-                    yield kept
-                raise TierUnavailable("broken off by the test")
-            sent += len(block)
-            self._gate.read_bytes += len(block)
-            yield block
+        memory = memoryview(bytearray(_BLOCK_BYTES))
+        while size_bytes := await self.read_into(memory):
+            yield bytes(memory[:size_bytes])
 
-    async def _gated(self) -> AsyncIterator[bytes]:
-        free_bytes = self._gate.free_bytes
-        async for block in self._inner.blocks():
-            free, held = block[:free_bytes], block[free_bytes:]
-            free_bytes -= len(free)
-            if free:
-                yield free
-            if held:
-                await self._gate.block_gate.wait()
-                yield held
+    async def read_into(self, memory: memoryview) -> int:
+        gate = self._gate
+        if self._sent_bytes >= gate.free_bytes:
+            await gate.block_gate.wait()
+        else:
+            memory = memory[: gate.free_bytes - self._sent_bytes]
+        if gate.breaks:
+            memory = memory[: gate.break_after_bytes - self._sent_bytes]
+            if not memory:
+                gate.breaks -= 1
+                raise TierUnavailable("broken off by the test")
+        size_bytes = await self._inner.read_into(memory)
+        self._sent_bytes += size_bytes
+        gate.read_bytes += size_bytes
+        return size_bytes
 
     async def close(self) -> None:
         await self._inner.close()

@@ -25,10 +25,16 @@ async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
 
 async def _growing(bench: Bench, size_bytes: int) -> Fill:
     fill = Fill(SPAN)
-    fill.writer = await bench.disk.begin(CHUNK_BYTES)
-    await fill.writer.append(BODY[:size_bytes])
-    fill.advance(size_bytes)
+    fill.landing = await bench.disk.land(CHUNK_BYTES)
+    await _grow(fill, size_bytes)
     return fill
+
+
+async def _grow(fill: Fill, size_bytes: int) -> None:
+    """The next bytes come in."""
+    space = await fill.space()
+    space[:size_bytes] = BODY[fill.received_bytes : fill.received_bytes + size_bytes]
+    fill.took(size_bytes)
 
 
 async def test_a_follower_waits_for_what_has_not_come(bench: Bench) -> None:
@@ -38,20 +44,19 @@ async def test_a_follower_waits_for_what_has_not_come(bench: Bench) -> None:
     waiting = asyncio.create_task(reader.read(1000, 5000))
     await asyncio.sleep(0)
     assert not waiting.done()
-    assert fill.writer is not None
-    await fill.writer.append(BODY[1000:3000])
-    fill.advance(3000)
+    await _grow(fill, 2000)
     assert await waiting == BODY[1000:3000]
-    await fill.writer.discard()
+    assert fill.landing is not None
+    await fill.landing.discard()
 
 
 async def test_a_follower_outlives_the_moment_between_the_files_name_and_the_fills_end(
     bench: Bench,
 ) -> None:
     fill = await _growing(bench, CHUNK_BYTES)
-    assert fill.writer is not None
+    assert fill.landing is not None
     reader = FollowingReader(fill, bench.disk)
-    await fill.writer.commit(SPAN)
+    await fill.landing.commit(SPAN)
     waiting = asyncio.create_task(reader.read(500, 1000))
     for _ in range(10):
         await asyncio.sleep(0)
@@ -63,11 +68,11 @@ async def test_a_follower_outlives_the_moment_between_the_files_name_and_the_fil
 @pytest.mark.parametrize("error", [TierFull("full"), TierUnavailable("gone"), Corrupt("bad")])
 async def test_a_follower_is_told_why_a_fill_failed(bench: Bench, error: Exception) -> None:
     fill = await _growing(bench, 1000)
-    assert fill.writer is not None
+    assert fill.landing is not None
     reader = FollowingReader(fill, bench.disk)
     waiting = asyncio.create_task(reader.read(1000, 10))
     await asyncio.sleep(0)
-    await fill.writer.discard()
+    await fill.landing.discard()
     fill.finish(error)
     with pytest.raises(type(error)):
         await waiting

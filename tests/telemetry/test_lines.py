@@ -199,6 +199,29 @@ def test_no_line_is_lost_where_a_process_ends() -> None:
     assert done.stderr.splitlines()[1] == b"told"
 
 
+_FORKING = """
+import asyncio, os
+from gateway.telemetry.lines import standard_error
+async def main():
+    lines = standard_error()
+    lines.add(b"before\\n")
+    child = os.fork()
+    if not child:
+        lines.add(b"child\\n")
+        lines.flush()
+        os._exit(0)
+    os.waitpid(child, 0)
+asyncio.run(main())
+"""
+
+
+def test_a_forked_process_tells_its_own_lines_only() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", _FORKING], capture_output=True, timeout=60, check=True
+    )
+    assert done.stderr == b"child\nbefore\n"
+
+
 def test_a_process_started_without_standard_error_runs_all_the_same() -> None:
     done = subprocess.run(
         ["sh", "-c", 'exec "$0" -c "$1" 2>&-', sys.executable, _LOGGING],

@@ -2,16 +2,20 @@
 put them in and get them out."""
 
 import asyncio
+import os
 import random
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
+
+import pytest
 
 from gateway.config import Bytes, CacheConfig
 from gateway.model.objects import ObjectInfo, ObjectRef, ObjectVersion, Span
 from gateway.model.ranges import span
 from gateway.telemetry.metrics import Metrics
 from gateway.tiers.disk import DiskTier
+from gateway.tiers.kernel import Residency
 
 KIB = 1024
 MIB = 1024 * KIB
@@ -88,6 +92,42 @@ async def get(tier: DiskTier, of: ObjectVersion) -> bytes | None:
     """The whole object's bytes, None where a part of it is not held."""
     pieces = [await get_span(tier, chunk) for chunk in chunks(of)]
     return None if None in pieces else b"".join(piece for piece in pieces if piece is not None)
+
+
+async def settled(tier: DiskTier) -> None:
+    """Everything that waited in memory is in its file, and no shard grows any more."""
+    holding = tier._holding
+    assert holding is not None
+    await holding.small.log.seal()
+    assert await holding.index.flush()
+
+
+def files(path: Path, *kinds: str) -> list[Path]:
+    """The files of the cache that are chunks, or shards."""
+    found = (file for kind in kinds for file in (path / kind).rglob("*"))
+    return sorted(file for file in found if file.is_file())
+
+
+@contextmanager
+def descriptor_of(path: Path) -> Iterator[int]:
+    """A descriptor of the file, beside those that the cache has."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def evict_pages(descriptor: int) -> None:
+    """Puts a file out of the page cache. Skips where its file system lives there."""
+    os.fsync(descriptor)
+    size_bytes = os.fstat(descriptor).st_size
+    residency = Residency()
+    for _ in range(100):
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        if not any(residency.holds(descriptor, at, 1) for at in range(0, size_bytes, 4096)):
+            return
+    pytest.skip("the file system keeps all its pages in memory")
 
 
 def on_disk_bytes(path: Path) -> int:

@@ -19,6 +19,7 @@ from tests.tiers.cached import (
     cache_config,
     chunks,
     content,
+    files,
     get,
     info,
     opened,
@@ -65,10 +66,6 @@ async def refill(tier: DiskTier) -> None:
     for one in OBJECTS:
         await put(tier, one)
     assert await check(tier) == len(OBJECTS)
-
-
-def files(path: Path, kind: str) -> list[Path]:
-    return sorted(file for file in (path / kind).rglob("*") if file.is_file())
 
 
 def flip(path: Path, rng: random.Random, bits: int = 1) -> None:

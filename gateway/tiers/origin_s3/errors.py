@@ -19,6 +19,7 @@ from botocore.exceptions import (
     ParamValidationError,
     PartialCredentialsError,
 )
+from lxml import etree
 from msgspec import Struct
 
 from gateway.errors import (
@@ -110,6 +111,19 @@ def from_exception(asked: Asked, error: Exception) -> FeedrackError:
             return InvalidArgument(f"The origin's client refuses the request: {error}")
         case _:
             return unreachable(asked, error)
+
+
+def code_of(body: bytes) -> tuple[str, str]:
+    """Code and message of an S3 error document; empty where it is none."""
+    parser = etree.XMLParser(resolve_entities=False, no_network=True, recover=True)
+    try:
+        root = etree.fromstring(body, parser) if body.strip() else None
+    except (etree.XMLSyntaxError, ValueError):
+        return "", ""
+    if root is None:
+        return "", ""
+    found = {etree.QName(child).localname: child.text or "" for child in root.iterchildren("{*}*")}
+    return found.get("Code", ""), found.get("Message", "")
 
 
 def unreachable(asked: Asked, error: Exception | str) -> TierUnavailable:

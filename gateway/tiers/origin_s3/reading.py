@@ -4,10 +4,7 @@ https://docs.aws.amazon.com/AmazonS3/latest/API/API_GetObject.html
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping
-from typing import cast
-
-import aiohttp
+from collections.abc import Mapping
 
 from gateway.errors import (
     InvalidPartNumber,
@@ -22,81 +19,17 @@ from gateway.errors import (
 )
 from gateway.model.objects import ObjectInfo, ObjectRef, PartSpan
 from gateway.model.ranges import ByteRange
-from gateway.tiers.origin_s3.client import S3Connection, address, fields
-from gateway.tiers.origin_s3.errors import UNREACHABLE, unreachable
+from gateway.tiers.origin_s3.client import address, fields
+from gateway.tiers.origin_s3.errors import unreachable
+from gateway.tiers.origin_s3.fetch import Fetching
 from gateway.tiers.origin_s3.headers import content_range, object_info, quoted
+from gateway.tiers.origin_s3.opened import Answer, ClientAnswer, EmptyOpened, S3Opened
 
-_PIECE_BYTES = 1024 * 1024
 _WITH_CHECKSUMS = {"x-amz-checksum-mode": "ENABLED"}
 _PARTS_AT_ONCE = 16
 
 
-class S3Opened:
-    """An answer to GetObject whose body is still to come."""
-
-    def __init__(
-        self,
-        info: ObjectInfo,
-        covered: ByteRange,
-        wanted: ByteRange,
-        response: aiohttp.ClientResponse,
-        count: Callable[[float], None],
-        fail: Callable[[Exception | str], TierUnavailable],
-    ) -> None:
-        """`covered` is what the origin sends: more than `wanted` where it ignored the Range."""
-        self.info = info
-        self.range = wanted
-        self._skip_bytes = wanted.start - covered.start
-        self._response = response
-        self._count = count
-        self._fail = fail
-
-    async def blocks(self) -> AsyncIterator[bytes]:
-        skip_bytes, left_bytes = self._skip_bytes, self.range.size_bytes
-        content = self._response.content
-        try:
-            while left_bytes:
-                try:
-                    block = await content.read(_PIECE_BYTES)
-                except UNREACHABLE as error:
-                    raise self._fail(error) from error
-                if not block:
-                    raise self._fail(f"the answer ended {left_bytes} bytes early")
-                self._count(len(block))
-                if skip_bytes:
-                    skipped = min(skip_bytes, len(block))
-                    skip_bytes -= skipped
-                    block = block[skipped:]
-                    if not block:
-                        continue
-                block = block[:left_bytes]
-                left_bytes -= len(block)
-                yield block
-        finally:
-            await self.close()
-
-    async def close(self) -> None:
-        # An answer read to its end has given its connection back already; any other is cut off.
-        self._response.close()
-
-
-class EmptyOpened:
-    """An empty object, or a read of nothing."""
-
-    def __init__(self, info: ObjectInfo, start: int) -> None:
-        self.info = info
-        self.range = ByteRange(start, start)
-
-    async def blocks(self) -> AsyncIterator[bytes]:
-        nothing: tuple[bytes, ...] = ()
-        for block in nothing:
-            yield block
-
-    async def close(self) -> None:
-        """Nothing is held."""
-
-
-class Reading(S3Connection):
+class Reading(Fetching):
     """The reading part of `Origin`."""
 
     async def head(self, ref: ObjectRef, *, checksums: bool = False) -> ObjectInfo:
@@ -119,9 +52,7 @@ class Reading(S3Connection):
             if wanted is not None:
                 headers["range"] = wanted.header()
             try:
-                answer = await self._send(
-                    "GetObject", self._client.get_object(**address(ref)), ref=ref, headers=headers
-                )
+                said, answer = await self._get(ref, headers)
             except InvalidRange:
                 headers.pop("range", None)
                 return await self._open_nothing(ref, wanted.start if wanted else 0, headers)
@@ -129,12 +60,23 @@ class Reading(S3Connection):
             if if_match is None:
                 raise
             raise VersionChanged(f"{ref.bucket}/{ref.key} is no longer {if_match}") from None
-        response = cast(aiohttp.ClientResponse, answer["Body"].raw_stream)
         try:
-            return self._opened(ref, fields(answer), response, wanted, if_match)
+            return self._opened(ref, said, answer, wanted, if_match)
         except BaseException:
-            response.close()
+            answer.close()
             raise
+
+    async def _get(
+        self, ref: ObjectRef, headers: Mapping[str, str]
+    ) -> tuple[Mapping[str, str], Answer]:
+        """The headers of an answer to GetObject, and the answer."""
+        fetched = await self._fetch("GetObject", ref, headers)
+        if fetched is not None:
+            return fetched.head.headers, fetched
+        answer = await self._send(
+            "GetObject", self._client.get_object(**address(ref)), ref=ref, headers=headers
+        )
+        return fields(answer), ClientAnswer(answer["Body"].raw_stream)
 
     async def part_span(self, ref: ObjectRef, number: int) -> tuple[ObjectInfo, PartSpan]:
         try:
@@ -165,11 +107,11 @@ class Reading(S3Connection):
         self,
         ref: ObjectRef,
         headers: Mapping[str, str],
-        response: aiohttp.ClientResponse,
+        answer: Answer,
         wanted: ByteRange | None,
         if_match: str | None,
     ) -> S3Opened | EmptyOpened:
-        ranged = response.status == 206
+        ranged = answer.status == 206
         found = content_range(headers.get("content-range")) if ranged else None
         if ranged and found is None:
             raise self._broken(ref, "a partial answer does not say which part it is")
@@ -188,7 +130,7 @@ class Reading(S3Connection):
         if wanted is None:
             wanted = ByteRange(0, total_bytes)
         if total_bytes == 0:
-            response.close()
+            answer.close()
             return EmptyOpened(info, 0)
         if wanted.start >= total_bytes:
             raise _past_end(wanted.start, total_bytes)
@@ -201,7 +143,7 @@ class Reading(S3Connection):
             self._metrics.origin_errors.labels("GetObject").inc()
             return unreachable(asked, error)
 
-        return S3Opened(info, covered, wanted, response, self._metrics.origin_read_bytes.inc, fail)
+        return S3Opened(info, covered, wanted, answer, self._metrics.origin_read_bytes.inc, fail)
 
     async def _open_nothing(
         self, ref: ObjectRef, start: int, headers: Mapping[str, str]
@@ -219,10 +161,14 @@ class Reading(S3Connection):
     async def _head(
         self, ref: ObjectRef, headers: Mapping[str, str], *, part_number: int | None = None
     ) -> Mapping[str, str]:
-        named = address(ref)
-        if part_number is not None:
-            named["PartNumber"] = part_number
         try:
+            if part_number is None:
+                fetched = await self._fetch("HeadObject", ref, headers)
+                if fetched is not None:
+                    return fetched.head.headers
+            named = address(ref)
+            if part_number is not None:
+                named["PartNumber"] = part_number
             answer = await self._send(
                 "HeadObject", self._client.head_object(**named), ref=ref, headers=headers
             )

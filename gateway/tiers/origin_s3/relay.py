@@ -17,7 +17,6 @@ import aiohttp
 from botocore.auth import S3SigV4Auth
 from botocore.awsrequest import AWSRequest
 from botocore.exceptions import BotoCoreError, NoCredentialsError
-from lxml import etree
 from yarl import URL
 
 from gateway.errors import TierUnavailable
@@ -26,6 +25,7 @@ from gateway.tiers.origin_s3.client import S3Connection, socket_factory, trailin
 from gateway.tiers.origin_s3.errors import (
     UNREACHABLE,
     Asked,
+    code_of,
     from_answer,
     from_exception,
     unreachable,
@@ -190,7 +190,7 @@ class Relaying(S3Connection):
         except UNREACHABLE as error:
             raise unreachable(asked, error) from error
         headers = {name.lower(): value for name, value in response.headers.items()}
-        code, message = _error_code(body)
+        code, message = code_of(body)
         error_seen = from_answer(asked, response.status, code, message, headers)
         if isinstance(error_seen, TierUnavailable):
             raise error_seen
@@ -234,19 +234,6 @@ def encoded_query(pairs: tuple[tuple[str, str], ...]) -> str:
 
 def _encoded(text: str) -> str:
     return quote(text, safe="-_.~")
-
-
-def _error_code(body: bytes) -> tuple[str, str]:
-    """Code and message of an S3 error document; empty where it is none."""
-    parser = etree.XMLParser(resolve_entities=False, no_network=True, recover=True)
-    try:
-        root = etree.fromstring(body, parser) if body.strip() else None
-    except (etree.XMLSyntaxError, ValueError):
-        return "", ""
-    if root is None:
-        return "", ""
-    found = {etree.QName(child).localname: child.text or "" for child in root.iterchildren("{*}*")}
-    return found.get("Code", ""), found.get("Message", "")
 
 
 def _count_nothing(_: float) -> None:

@@ -1,0 +1,266 @@
+"""One connection to an origin: a request out, the head of its answer in, the body into place.
+
+The event loop waits, the kernel copies: bytes go from the socket to where they are to stay, as many
+at once as are there. While a body comes in fast, the kernel is told to wake us only when some
+hundred KiB have gathered (SO_RCVLOWAT); while it comes slowly, for every byte.
+"""
+
+import asyncio
+import select
+import socket
+import ssl
+from collections.abc import Callable
+from contextlib import suppress
+from time import monotonic
+
+from gateway.tiers.origin_s3.heads import HEAD_END, Head, MalformedAnswerError, parse_head
+
+HEAD_BYTES = 65_536
+# What is received without looking up. The loop serves nobody else meanwhile: some 50 µs.
+STRIDE_BYTES = 256 * 1024
+_SMALLEST_MARK_BYTES = 16 * 1024
+# A wait shorter than this calls for fewer of them, a longer one keeps readers waiting.
+_SHORT_SECONDS = 0.002
+_LONG_SECONDS = 0.02
+# Of these a TLS record may still be on its way where bytes are wanted.
+_RECORD_BYTES = 32 * 1024
+
+
+class Wire:
+    """A connected socket, plain or TLS, used by one request at a time. All methods raise OSError,
+    TimeoutError among them; after one the connection is of no use."""
+
+    def __init__(self, sock: socket.socket, watch: "Watch") -> None:
+        self._sock = sock
+        self._descriptor = sock.fileno()
+        self._tls = isinstance(sock, ssl.SSLSocket)
+        self._watch = watch
+        self._loop = asyncio.get_running_loop()
+        self._registered = False
+        self._waiting: asyncio.Future[None] | None = None
+        self._mark_bytes = 1
+        self._next_mark_bytes = _SMALLEST_MARK_BYTES
+        self._rest = memoryview(b"")
+        self.answered = False
+        self.idle_since = 0.0
+
+    async def handshake(self) -> None:
+        """Agrees on TLS, where it is spoken."""
+        sock = self._sock
+        if not isinstance(sock, ssl.SSLSocket):
+            return
+        while True:
+            try:
+                sock.do_handshake()
+            except ssl.SSLWantReadError:
+                await self._readable()
+            except ssl.SSLWantWriteError:
+                await self._writable()
+            else:
+                return
+
+    async def ask(self, request: bytes) -> Head:
+        """Sends a request without a body and returns the head of its answer."""
+        self.answered = False
+        self._next_mark_bytes = _SMALLEST_MARK_BYTES
+        await self._send(request)
+        while True:
+            head = await self._head()
+            # 100 and 103 announce an answer, and are none.
+            if head.status >= 200:
+                return head
+
+    async def receive(self, limit_bytes: int) -> bytes:
+        """1 to `limit_bytes` of what comes next, b"" at the connection's end."""
+        memory = memoryview(bytearray(min(limit_bytes, HEAD_BYTES)))
+        return bytes(memory[: await self.receive_into(memory, 1)])
+
+    async def receive_into(self, memory: memoryview, left_bytes: int) -> int:
+        """Puts what comes next into `memory`, of `left_bytes` that are to come at all; 0 at the
+        connection's end."""
+        rest = self._rest
+        if rest:
+            size_bytes = min(len(rest), len(memory))
+            memory[:size_bytes] = rest[:size_bytes]
+            self._rest = rest[size_bytes:]
+            return size_bytes
+        memory = memory[:STRIDE_BYTES]
+        while True:
+            got_bytes = self._receive_now(memory)
+            if got_bytes is not None:
+                return got_bytes
+            self._mark(min(self._next_mark_bytes, len(memory), left_bytes))
+            begun = monotonic()
+            await self._readable()
+            self._adapt(monotonic() - begun)
+
+    def is_quiet(self) -> bool:
+        """Whether nothing has come that was not asked for: neither bytes nor an end."""
+        if self._rest or self._descriptor < 0:
+            return False
+        poll = select.poll()
+        poll.register(self._descriptor, select.POLLIN)
+        return not poll.poll(0)
+
+    def close(self) -> None:
+        """Cuts the connection. Safe twice."""
+        if self._descriptor < 0:
+            return
+        self._unregister()
+        self._loop.remove_writer(self._descriptor)
+        self._descriptor = -1
+        self.fail(ConnectionAbortedError("the connection was closed"))
+        self._sock.close()
+
+    def rest(self) -> None:
+        """Nothing is expected any more."""
+        self._unregister()
+        self._mark(1)
+
+    # The socket
+    async def _send(self, request: bytes) -> None:
+        while request:
+            try:
+                request = request[self._sock.send(request) :]
+            except (BlockingIOError, ssl.SSLWantWriteError):
+                await self._writable()
+            except ssl.SSLWantReadError:
+                await self._readable()
+
+    async def _head(self) -> Head:
+        raw = bytes(self._rest)
+        self._rest = memoryview(b"")
+        self._mark(1)
+        while (end := raw.find(HEAD_END)) < 0:
+            if len(raw) > HEAD_BYTES:
+                raise MalformedAnswerError("the head is too long")
+            await self._readable()
+            more = self._take()
+            if more is None:
+                continue
+            if not more:
+                raise ConnectionResetError("the connection ended before the answer's head")
+            self.answered = True
+            raw += more
+        self._rest = memoryview(raw)[end + len(HEAD_END) :]
+        return parse_head(raw[:end])
+
+    def _take(self) -> bytes | None:
+        try:
+            return self._sock.recv(HEAD_BYTES)
+        except (BlockingIOError, ssl.SSLWantReadError):
+            return None
+
+    def _receive_now(self, memory: memoryview) -> int | None:
+        """What is there, None where that is nothing."""
+        if not self._tls:
+            try:
+                return self._sock.recv_into(memory)
+            except BlockingIOError:
+                return None
+        # A TLS connection gives a record at a time, of at most 16 KiB.
+        got_bytes = 0
+        with suppress(ssl.SSLWantReadError):
+            while got_bytes < len(memory):
+                size_bytes = self._sock.recv_into(memory[got_bytes:])
+                got_bytes += size_bytes
+                if not size_bytes:
+                    return got_bytes
+        return got_bytes or None
+
+    # Waiting
+    def _mark(self, size_bytes: int) -> None:
+        """The kernel is to say "readable" only when so much is there."""
+        if self._tls:
+            # What TLS holds back of a record already is not in the kernel any more.
+            size_bytes = max(1, size_bytes - _RECORD_BYTES)
+        if size_bytes != self._mark_bytes:
+            self._mark_bytes = size_bytes
+            self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, size_bytes)
+
+    def _adapt(self, waited_seconds: float) -> None:
+        if waited_seconds < _SHORT_SECONDS:
+            self._next_mark_bytes = min(2 * self._next_mark_bytes, STRIDE_BYTES)
+        elif waited_seconds > _LONG_SECONDS:
+            self._next_mark_bytes = max(self._next_mark_bytes // 4, 1)
+
+    async def _readable(self) -> None:
+        if not self._registered:
+            self._loop.add_reader(self._descriptor, self._on_readable)
+            self._registered = True
+        await self._wait()
+
+    async def _writable(self) -> None:
+        self._loop.add_writer(self._descriptor, self._wake)
+        try:
+            await self._wait()
+        finally:
+            if self._descriptor >= 0:
+                self._loop.remove_writer(self._descriptor)
+
+    async def _wait(self) -> None:
+        waiting = self._waiting = self._loop.create_future()
+        self._watch.begin(self)
+        try:
+            await waiting
+        finally:
+            self._waiting = None
+            self._watch.end(self)
+
+    def fail(self, error: Exception) -> None:
+        """Ends the wait that is going on."""
+        if self._waiting is not None and not self._waiting.done():
+            self._waiting.set_exception(error)
+
+    def _wake(self) -> None:
+        if self._waiting is not None and not self._waiting.done():
+            self._waiting.set_result(None)
+
+    def _on_readable(self) -> None:
+        if self._waiting is None:
+            # More has come than anybody waits for: once is enough to be told.
+            self._unregister()
+        else:
+            self._wake()
+
+    def _unregister(self) -> None:
+        if self._registered:
+            self._loop.remove_reader(self._descriptor)
+            self._registered = False
+
+
+class Watch:
+    """Ends waits that take too long, all with one timer. `seconds`: for each wait."""
+
+    def __init__(self, seconds: float, now: Callable[[], float] = monotonic) -> None:
+        self._seconds = seconds
+        self._now = now
+        # In the order in which they began, so the first is due first.
+        self._waiting: dict[Wire, float] = {}
+        self._timer: asyncio.TimerHandle | None = None
+
+    def begin(self, wire: Wire) -> None:
+        self._waiting[wire] = self._now() + self._seconds
+        if self._timer is None:
+            self._set_timer(self._seconds)
+
+    def end(self, wire: Wire) -> None:
+        self._waiting.pop(wire, None)
+
+    def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _set_timer(self, seconds: float) -> None:
+        self._timer = asyncio.get_running_loop().call_later(seconds, self._look)
+
+    def _look(self) -> None:
+        self._timer = None
+        now = self._now()
+        for wire, due in list(self._waiting.items()):
+            if due > now:
+                self._set_timer(max(due - now, self._seconds / 16))
+                return
+            del self._waiting[wire]
+            wire.fail(TimeoutError("the origin sends nothing"))
