@@ -1,23 +1,31 @@
-"""The composition root: the only place that builds objects and knows who needs whom."""
+"""The composition root: the only place that builds a node and knows who needs whom.
+
+A node of several workers is the same node, as their keeper; what differs is in
+`processes/keeper.py` and `processes/worker.py`.
+"""
 
 import asyncio
 import signal
-import ssl
+import socket
 import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
 
 import structlog
 
 from gateway.admin.origins import OriginWatch
 from gateway.admin.report import NodeReport
 from gateway.admin.server import AdminServer
-from gateway.auth.sigv4 import Authenticator
-from gateway.auth.tenants import load_tenants
-from gateway.config import Config, ConfigError, DirectoryOriginConfig, Secret, read_secret
-from gateway.s3.server import S3Server
+from gateway.config import Config, DirectoryOriginConfig, Secret, admin_url, read_secret, s3_url
+from gateway.s3.doors import Door, TcpDoor
+from gateway.s3.entry import authenticator_of
+from gateway.s3.server import S3Server, object_server
+from gateway.s3.tls import certificate
 from gateway.store.buckets import BucketTable
 from gateway.store.fill import Filler
 from gateway.store.service import ObjectService
-from gateway.store.versions import VersionTable
+from gateway.store.versions import Observer, VersionTable
 from gateway.telemetry.metrics import Metrics
 from gateway.tiers.disk import DiskTier
 from gateway.tiers.origin_directory import DirectoryOrigin
@@ -27,14 +35,23 @@ from gateway.tiers.protocol import Origin
 log = structlog.get_logger()
 
 
-class Node:
-    """One gateway: everything between its configuration and its two ports."""
+class Parts:
+    """What answers requests, whoever lets them in: everything of a node but its two ports.
 
-    def __init__(self, config: Config) -> None:
+    `observer` is told what is believed of objects, `on_index` which index may be.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        *,
+        observer: Observer | None = None,
+        on_index: Callable[[Path | None], None] = lambda _: None,
+    ) -> None:
         self.config = config
         self.metrics = Metrics()
         self.origins = {name: _origin(config, name, self.metrics) for name in config.origins}
-        self.disk = DiskTier(config.cache, self.metrics)
+        self.disk = DiskTier(config.cache, self.metrics, on_index=on_index)
         self.filler = Filler(
             self.disk, self.metrics, small_object_limit_bytes=config.cache.small_object_limit
         )
@@ -42,22 +59,29 @@ class Node:
             buckets=BucketTable(config, self.origins),
             disk=self.disk,
             filler=self.filler,
-            versions=VersionTable(now=time.monotonic),
+            versions=VersionTable(now=time.monotonic, observer=observer),
             cache=config.cache,
         )
-        self.s3 = S3Server(
-            config,
-            self.service,
-            Authenticator(
-                load_tenants(config),
-                region=config.s3.region,
-                clock_skew_seconds=config.s3.clock_skew_seconds,
-            ),
-            self.metrics,
-            ssl_context=_tls(config),
+        self.authenticator = authenticator_of(config)
+
+    def s3(self, door: Door, **how: Any) -> S3Server:
+        """The S3 face, for those who come in by `door`; `how` as `object_server` takes it."""
+        return object_server(
+            self.config, self.service, self.authenticator, self.metrics, door=door, **how
         )
-        self.stopping = asyncio.Event()
-        self.admin = AdminServer(
+
+    def admin(
+        self,
+        *,
+        state: Callable[[], str],
+        s3_url: Callable[[], str],
+        on_drain: Callable[[], None],
+        on_restart: Callable[[], None] | None = None,
+        listeners: Sequence[socket.socket] = (),
+    ) -> AdminServer:
+        """The admin port over all this."""
+        config = self.config
+        return AdminServer(
             config.admin,
             token=_admin_token(config),
             report=NodeReport(
@@ -65,36 +89,72 @@ class Node:
                 disk=self.disk,
                 service=self.service,
                 metrics=self.metrics,
-                state=lambda: self.state,
-                s3_url=lambda: self.s3_url,
+                state=state,
+                s3_url=s3_url,
                 origins=OriginWatch(self.origins, now=time.monotonic),
             ),
             metrics=self.metrics,
-            on_drain=self.stopping.set,
+            on_drain=on_drain,
+            on_restart=on_restart,
+            listeners=listeners,
+        )
+
+    async def start(self) -> None:
+        """Origins first, then the disk, which recovers."""
+        for origin in self.origins.values():
+            await origin.start()
+        await self.disk.start()
+
+    async def stop(self) -> None:
+        """Call when nothing is in flight any more."""
+        await self.service.close()
+        await self.disk.close()
+        for origin in self.origins.values():
+            await origin.close()
+
+
+class Node:
+    """One gateway in one process: everything between its configuration and its two ports."""
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self.parts = Parts(config)
+        self.certificate = certificate(config.s3)
+        self.door = TcpDoor(
+            config.s3.listen,
+            certificate=self.certificate,
+            handshake_timeout_seconds=config.s3.limits.header_timeout_seconds or None,
+        )
+        parts = self.parts
+        self.metrics, self.service, self.origins = parts.metrics, parts.service, parts.origins
+        self.s3 = parts.s3(self.door)
+        self.stopping = asyncio.Event()
+        self.admin = parts.admin(
+            state=lambda: self.state, s3_url=lambda: self.s3_url, on_drain=self.stopping.set
         )
         self.state = "starting"
 
     @property
     def s3_url(self) -> str:
         """Where S3 is served, with the port that was really bound."""
-        scheme = "https" if self.config.s3.tls_cert_file is not None else "http"
-        host = self.config.s3.listen.rpartition(":")[0]
-        return f"{scheme}://{host}:{self.s3.port}"
+        return s3_url(self.config, self.door.port)
 
     @property
     def admin_url(self) -> str:
-        host = self.config.admin.listen.rpartition(":")[0]
-        return f"http://{host}:{self.admin.port}"
+        return admin_url(self.config, self.admin.port)
 
     async def start(self) -> None:
         """Starts from the bottom up. The admin port answers first, so that `/readyz` can tell."""
         await self.admin.start()
-        for origin in self.origins.values():
-            await origin.start()
-        await self.disk.start()
+        await self.parts.start()
         await self.s3.start()
         self.state = "serving"
         log.info("serving", node=self.config.node.id, s3=self.s3_url, admin=self.admin_url)
+
+    def reload_certificate(self) -> None:
+        """Reads certificate and key again, where the S3 port has them."""
+        if self.certificate is not None:
+            self.certificate.reload()
 
     async def stop(self) -> None:
         """Drains the requests in flight, then stops from the top down."""
@@ -102,20 +162,18 @@ class Node:
         log.info("draining", node=self.config.node.id)
         await self.s3.drain()
         await self.s3.close()
-        await self.service.close()
-        await self.disk.close()
-        for origin in self.origins.values():
-            await origin.close()
+        await self.parts.stop()
         await self.admin.close()
         log.info("stopped", node=self.config.node.id)
 
 
 async def serve(config: Config) -> None:
-    """Runs one node until SIGTERM, SIGINT or `POST /v1/drain`."""
+    """Runs a node of one process until SIGTERM, SIGINT or `POST /v1/drain`."""
     node = Node(config)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, node.stopping.set)
+    loop.add_signal_handler(signal.SIGHUP, node.reload_certificate)
     try:
         await node.start()
         await node.stopping.wait()
@@ -138,16 +196,3 @@ def _origin(config: Config, name: str, metrics: Metrics) -> Origin:
 def _admin_token(config: Config) -> Secret | None:
     path = config.admin.token_file
     return read_secret(path, "admin.token_file") if path is not None else None
-
-
-def _tls(config: Config) -> ssl.SSLContext | None:
-    cert, key = config.s3.tls_cert_file, config.s3.tls_key_file
-    if cert is None or key is None:
-        return None
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    context.set_alpn_protocols(["http/1.1"])
-    try:
-        context.load_cert_chain(cert, key)
-    except (OSError, ssl.SSLError) as error:
-        raise ConfigError(f"s3.tls_cert_file, s3.tls_key_file: {error}") from error
-    return context

@@ -6,13 +6,13 @@ Exit status: 0 done, 1 failed, 2 wrong use (a configuration that is wrong includ
 import asyncio
 import sys
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import click
 import msgspec
 import tomli_w
 
-from gateway.config import Config, ConfigError, load
+from gateway.config import Config, ConfigError, load, plain
 from gateway.errors import FeedrackError
 
 _FILE = click.Path(path_type=Path, dir_okay=False)
@@ -27,14 +27,16 @@ def main() -> None:
 @main.command()
 @click.option("--config", "path", type=_FILE, required=True, help="The TOML file to run.")
 def serve(path: Path) -> None:
-    """Run one node in the foreground; SIGTERM drains it."""
-    from gateway.app import serve as run
+    """Run one node in the foreground; SIGTERM drains it, SIGHUP reads its certificate again.
+
+    With several workers, SIGUSR2 reads the configuration and restarts them one by one.
+    """
     from gateway.telemetry.logs import configure
 
     config = _load(path)
     configure(config.log)
     try:
-        asyncio.run(run(config))
+        sys.exit(_serve(path, config))
     except ConfigError as error:
         _wrong(error)
     except (FeedrackError, OSError) as error:
@@ -42,11 +44,23 @@ def serve(path: Path) -> None:
         sys.exit(1)
 
 
+def _serve(path: Path, config: Config) -> int:
+    # Imported by need: a supervisor has no use for most of a node.
+    if config.node.workers > 1:
+        from gateway.processes.supervisor import Supervisor
+
+        return Supervisor(path, config).run()
+    from gateway.app import serve as run
+
+    asyncio.run(run(config))
+    return 0
+
+
 @main.command()
 @click.argument("path", type=_FILE, metavar="FILE")
 def config(path: Path) -> None:
     """Print the resolved configuration, or what is wrong with it."""
-    click.echo(tomli_w.dumps(_plain(_load(path))), nl=False)
+    click.echo(tomli_w.dumps(plain(_load(path))), nl=False)
 
 
 @main.command()
@@ -79,20 +93,3 @@ def _load(path: Path) -> Config:
 def _wrong(error: ConfigError) -> NoReturn:
     click.echo(f"feedrack: {error}", err=True)
     sys.exit(2)
-
-
-def _plain(config: Config) -> dict[str, Any]:
-    """The configuration as TOML can hold it: no nulls, sizes as integers, paths as text."""
-    built = msgspec.to_builtins(
-        config, enc_hook=lambda value: int(value) if isinstance(value, int) else str(value)
-    )
-    plain: dict[str, Any] = _without_nulls(built)
-    return plain
-
-
-def _without_nulls(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _without_nulls(item) for key, item in value.items() if item is not None}
-    if isinstance(value, list | tuple):
-        return [_without_nulls(item) for item in value]
-    return value

@@ -69,7 +69,7 @@ class NodeConfig(Section, frozen=True):
     id: Name = field(default_factory=lambda: socket.gethostname().split(".")[0] or "node")
     rack: Name = "r1"
     zone: Name = "z1"
-    workers: Annotated[int, Meta(ge=1, le=1)] = 1
+    workers: Annotated[int, Meta(ge=1, le=256)] = 1
 
 
 class LimitsConfig(Section, frozen=True):
@@ -304,6 +304,36 @@ def _check(config: Config) -> None:
             origin.secret_key_file is None
         ):
             raise ConfigError(f"origins.{name}: access_key and secret_key_file go together")
+
+
+def s3_url(config: Config, port: int) -> str:
+    """Where S3 is served, once the port is known."""
+    scheme = "https" if config.s3.tls_cert_file is not None else "http"
+    return f"{scheme}://{config.s3.listen.rpartition(':')[0]}:{port}"
+
+
+def admin_url(config: Config, port: int) -> str:
+    """Where the admin port is, once it is known."""
+    return f"http://{config.admin.listen.rpartition(':')[0]}:{port}"
+
+
+def plain(config: Config) -> dict[str, Any]:
+    """The configuration as TOML or JSON can hold it, in a form that `parse` takes: sizes as
+    integers, paths as text, what is not set left out."""
+    built: dict[str, Any] = _without_nulls(
+        msgspec.to_builtins(
+            config, enc_hook=lambda value: int(value) if isinstance(value, int) else str(value)
+        )
+    )
+    return built
+
+
+def _without_nulls(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_nulls(item) for key, item in value.items() if item is not None}
+    if isinstance(value, list | tuple):
+        return [_without_nulls(item) for item in value]
+    return value
 
 
 def default_origin(config: Config) -> str | None:

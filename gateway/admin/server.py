@@ -6,7 +6,8 @@ by `[admin] public_metrics = true`.
 """
 
 import hmac
-from collections.abc import Awaitable, Callable
+import socket
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -24,7 +25,8 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class AdminServer:
-    """Serves the admin port. `on_drain` is called once by `POST /v1/drain`."""
+    """Serves the admin port. `on_drain` is called by `POST /v1/drain`, `on_restart` by
+    `POST /v1/restart` where the node can do that. `listeners`: sockets bound already."""
 
     def __init__(
         self,
@@ -34,12 +36,16 @@ class AdminServer:
         report: NodeReport,
         metrics: Metrics,
         on_drain: Callable[[], None],
+        on_restart: Callable[[], None] | None = None,
+        listeners: Sequence[socket.socket] = (),
     ) -> None:
         self._config = config
         self._token = token
         self._report = report
         self._metrics = metrics
         self._on_drain = on_drain
+        self._on_restart = on_restart
+        self._listeners = listeners
         self._runner: web.AppRunner | None = None
         self.port = 0
 
@@ -56,13 +62,17 @@ class AdminServer:
                 web.get("/v1/fills", self._fills),
                 web.post("/v1/prefetch", self._prefetch),
                 web.post("/v1/drain", self._drain),
+                web.post("/v1/restart", self._restart),
             ]
         )
         self._runner = web.AppRunner(app, access_log=None, handle_signals=False)
         await self._runner.setup()
-        host, port = parse_listen(self._config.listen, "admin.listen")
-        site = web.TCPSite(self._runner, host, port)
-        await site.start()
+        if self._listeners:
+            for listener in self._listeners:
+                await web.SockSite(self._runner, listener).start()
+        else:
+            host, port = parse_listen(self._config.listen, "admin.listen")
+            await web.TCPSite(self._runner, host, port).start()
         self.port = self._runner.addresses[0][1]
 
     async def close(self) -> None:
@@ -116,6 +126,12 @@ class AdminServer:
     async def _drain(self, _: web.Request) -> web.Response:
         self._on_drain()
         return _json({"status": "draining"}, status=202)
+
+    async def _restart(self, _: web.Request) -> web.Response:
+        if self._on_restart is None:
+            return _refuse(409, "a node of one process cannot be restarted in parts")
+        self._on_restart()
+        return _json({"status": "restarting"}, status=202)
 
 
 def _json(value: Any, *, status: int = 200, headers: dict[str, str] | None = None) -> web.Response:

@@ -128,6 +128,11 @@ class HeldIndex:
             self.damaged += 1
         return value
 
+    def will_hold(self, table: Table, key: bytes) -> bool:
+        """Whether the file has an entry of the key, or may have one once the commit that is under
+        way is through: what was put or deleted since is not heeded."""
+        return self._writing.get((table, key)) is not None or self.committed(table, key) is not None
+
     def entries(self, table: Table) -> int:
         """How many entries the file's table has."""
         if self._closed:

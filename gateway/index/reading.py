@@ -31,7 +31,8 @@ log = structlog.get_logger()
 class HeldReader:
     """The tables of `records.Table`, read-only. Not for several threads.
 
-    `damaged` counts the values found not to match their checksum.
+    `damaged` counts the values found not to match their checksum, `inode` is the file's that is
+    open, 0 while none is.
     """
 
     def __init__(
@@ -46,7 +47,7 @@ class HeldReader:
         self._map_bytes = map_bytes
         self._environment: lmdb.Environment | None = None
         self._tables: Sequence[Any] = ()
-        self._inode = 0
+        self.inode = 0
         self._look_at = 0.0
         self._closed = False
         self.damaged = 0
@@ -75,7 +76,7 @@ class HeldReader:
             return
         self._look_at = self._now() + _LOOK_SECONDS
         inode = self._inode_now()
-        if self._environment is not None and inode != self._inode:
+        if self._environment is not None and inode != self.inode:
             self._let_go()
         if self._environment is None and inode:
             self._open(inode)
@@ -133,10 +134,11 @@ class HeldReader:
             environment.close()
             self._look_at = 0.0
             return
-        self._environment, self._tables, self._inode = environment, tables, inode
+        self._environment, self._tables, self.inode = environment, tables, inode
 
     def _let_go(self) -> None:
         environment, self._environment, self._tables = self._environment, None, ()
+        self.inode = 0
         if environment is not None:
             environment.close()
 

@@ -20,6 +20,7 @@ from typing import cast
 import structlog
 
 from gateway.errors import RequestHeaderSectionTooLarge, RequestTimeout, S3Error, SlowDown
+from gateway.s3.answer import Answer
 from gateway.s3.call import ClientGoneError
 from gateway.s3.held import HeldAnswer
 from gateway.s3.lanes import Gate, LongLane
@@ -82,6 +83,23 @@ class Connection(asyncio.Protocol):
         """Whether a request, or the rest of its head, is being waited for."""
         return self._sending is None and (self._long is None or self._long.idle)
 
+    @property
+    def at_rest(self) -> bool:
+        """Whether everything that has come is answered, as far as can be told here."""
+        return self.idle and not (
+            self._backlog or self._partial or self._owed_bytes or self._going_on
+        )
+
+    @property
+    def stays_long(self) -> bool:
+        """Whether the long lane alone can say where its requests end."""
+        return self._stays_long
+
+    @property
+    def leaving(self) -> bool:
+        """Whether the answer being given is the last."""
+        return self._gate.leaving
+
     # What asyncio tells
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -89,7 +107,7 @@ class Connection(asyncio.Protocol):
         name = wire.get_extra_info("peername")
         self.remote = str(name[0]) if isinstance(name, tuple) else ""
         self.secure = wire.get_extra_info("sslcontext") is not None
-        if not self.secure:
+        if not self.secure and wire.get_extra_info("socket") is not None:
             self._files = SocketFiles(wire, self._loop)
         self._head_since = self._idle_since = self._loop.time()
         if self._gate.enter(self):
@@ -241,11 +259,10 @@ class Connection(asyncio.Protocol):
         if not sent:
             self._hand_over(request, 0, len(request))
             return
-        self._active = True
         if closes:
             self._close()
         else:
-            self._go_on()
+            self.rested()
 
     def _break_off(self, error: Exception) -> None:
         """Ends an answer that has begun, so that it is seen to be incomplete."""
@@ -256,7 +273,7 @@ class Connection(asyncio.Protocol):
     @property
     def _last_word(self) -> str:
         """The Connection header of the answer being given."""
-        return "close" if self._gate.leaving else ""
+        return "close" if self.leaving else ""
 
     # The long lane
 
@@ -307,7 +324,7 @@ class Connection(asyncio.Protocol):
                 self.farewell(RequestHeaderSectionTooLarge(), "header too large")
 
     def rested(self) -> None:
-        """The long lane waits for another request."""
+        """An answer has gone out, by whichever lane, and that lane waits for another request."""
         self._active = True
         if self._backlog or self._ended:
             self._go_on_soon()
@@ -399,6 +416,10 @@ class Connection(asyncio.Protocol):
         self._gate.metrics.connections_refused.labels("malformed").inc()
         self._deaf = True
 
+    def refusal(self, failure: S3Error) -> Answer:
+        """The answer to what never became a request."""
+        return self._gate.refuse(failure, self.remote)
+
     async def part(self) -> None:
         """Listens a moment longer after the last answer: a reset would eat the words."""
         if self._transport is not None and self._transport.can_write_eof():
@@ -416,7 +437,7 @@ class Connection(asyncio.Protocol):
             return
         self._deaf = True
         self._gate.metrics.connections_refused.labels(reason).inc()
-        answer = self._gate.refuse(failure, self.remote)
+        answer = self.refusal(failure)
         wire.write(render_head(answer.status, answer.headers, len(answer.body), "close"))
         wire.write(answer.body)
         if wire.can_write_eof():

@@ -29,13 +29,13 @@ from gateway.s3 import (
     multipart,
     put_object,
     relay,
-    render,
     tagging,
 )
-from gateway.s3.answer import Answer, xml_answer
+from gateway.s3.answer import Answer
 from gateway.s3.call import Call, ClientGoneError, Exchange
 from gateway.s3.entry import Entry
 from gateway.s3.record import Record, Recorder
+from gateway.s3.refusals import Refusals
 from gateway.store.service import ObjectService
 from gateway.telemetry.metrics import Metrics
 
@@ -96,6 +96,7 @@ class Endpoint:
         self._service = service
         self._entry = entry
         self._recorder = recorder
+        self._refusals = Refusals(recorder)
         self._metrics = metrics
 
     async def serve(self, exchange: Exchange) -> None:
@@ -112,13 +113,6 @@ class Endpoint:
                 received_bytes=exchange.received_bytes,
                 sent_bytes=exchange.sent_bytes,
             )
-
-    def refuse(self, failure: S3Error, remote: str) -> Answer:
-        """The answer to what never became a request; counted and logged as one all the same."""
-        record = self._recorder.begin()
-        answer = self._recorder.sign_off(self._failed(failure, record, "/"), record)
-        self._recorder.tell(record, remote=remote, received_bytes=0, sent_bytes=len(answer.body))
-        return answer
 
     async def _attempt(self, exchange: Exchange, record: Record) -> None:
         try:
@@ -155,20 +149,11 @@ class Endpoint:
     async def _send_failure(self, exchange: Exchange, record: Record, failure: S3Error) -> None:
         record.tier = None
         try:
-            answer = self._failed(failure, record, record.operation.resource)
+            answer = self._refusals.answer(failure, record, record.operation.resource)
             await exchange.send(self._recorder.sign_off(answer, record))
         except ClientGoneError:
             record.broken = "client gone"
             exchange.abort()
-
-    def _failed(self, failure: S3Error, record: Record, resource: str) -> Answer:
-        record.code = failure.code
-        if failure.status == 304:
-            return Answer(status=304, headers=failure.headers)
-        body = render.error(
-            failure, resource=resource, request_id=record.request_id, host_id=self._recorder.node
-        )
-        return xml_answer(body, status=failure.status, headers=failure.headers)
 
     def _s3_error(self, error: Exception, record: Record) -> S3Error:
         """The S3 error that stands for whatever was raised."""

@@ -7,7 +7,8 @@ from gateway.auth.identity import Identity
 from gateway.auth.policy import authorise, needed_besides
 from gateway.auth.request import RequestHead
 from gateway.auth.sigv4 import Authenticator
-from gateway.config import S3Config
+from gateway.auth.tenants import load_tenants
+from gateway.config import Config, S3Config
 from gateway.errors import NoSuchBucket
 from gateway.s3.headers import with_hoisted
 from gateway.s3.operation import Operation
@@ -93,6 +94,15 @@ class Entry:
         request = Request(meant, operation, identity, self._resolve, secure=secure)
         _authorise(request)
         return request
+
+
+def authenticator_of(config: Config) -> Authenticator:
+    """Who knows the configuration's tenants. ConfigError where a secret cannot be read."""
+    return Authenticator(
+        load_tenants(config),
+        region=config.s3.region,
+        clock_skew_seconds=config.s3.clock_skew_seconds,
+    )
 
 
 def _authorise(request: Request) -> None:

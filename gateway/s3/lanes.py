@@ -1,6 +1,7 @@
 """What a connection needs of its surroundings: a gate to come in by, and a long lane."""
 
 import asyncio
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
 from gateway.config import LimitsConfig
@@ -47,6 +48,16 @@ class LongLane(Protocol):
         ...
 
 
+class LaneMaker(Protocol):
+    """Gives each connection that needs one a long lane."""
+
+    def make(self, connection: "Connection") -> LongLane: ...
+
+    async def close(self) -> None:
+        """Ends whatever is still being answered, and returns when it has ended."""
+        ...
+
+
 class Gate(Protocol):
     """What connections ask of their server."""
 
@@ -54,8 +65,9 @@ class Gate(Protocol):
     metrics: Metrics
     held: HeldEndpoint
 
-    def refuse(self, failure: S3Error, remote: str) -> Answer:
-        """The answer to what never became a request."""
+    @property
+    def refuse(self) -> Callable[[S3Error, str], Answer]:
+        """Gives the answer to what never became a request, of a client at some address."""
         ...
 
     def long_lane(self, connection: "Connection") -> LongLane: ...

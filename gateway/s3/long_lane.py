@@ -6,7 +6,6 @@ written by `s3/sending.py`, as the fast lane's are; of aiohttp's responses only 
 """
 
 import asyncio
-from collections.abc import Callable
 from typing import Any
 
 import structlog
@@ -55,13 +54,10 @@ def parser_settings(header_bytes: int) -> dict[str, Any]:
 class Lanes(web.Server):
     """Makes long lanes, and answers their requests by the endpoint."""
 
-    def __init__(
-        self, endpoint: Endpoint, *, header_bytes: int, leaving: Callable[[], bool]
-    ) -> None:
+    def __init__(self, endpoint: Endpoint, *, header_bytes: int) -> None:
         super().__init__(self._answer)
         self.endpoint = endpoint
-        self.leaving = leaving
-        self.tasks: set[asyncio.Task[Any]] = set()
+        self._tasks: set[asyncio.Task[Any]] = set()
         self._header_bytes = header_bytes
 
     def make(self, connection: Connection) -> "HttpLane":
@@ -76,15 +72,21 @@ class Lanes(web.Server):
             **parser_settings(self._header_bytes),
         )
 
+    async def close(self) -> None:
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
     async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
-        exchange = HttpExchange(request, self)
+        exchange = HttpExchange(request)
         task = asyncio.current_task()
         assert task is not None  # noqa: S101 - aiohttp runs every request in a task
-        self.tasks.add(task)
+        self._tasks.add(task)
         try:
             await self.endpoint.serve(exchange)
         finally:
-            self.tasks.discard(task)
+            self._tasks.discard(task)
         return exchange.shell
 
 
@@ -178,7 +180,7 @@ class HttpLane(web.RequestHandler):
             raise ConnectionError("An answer is under way already.")
         # What follows on this connection is not a request either.
         self.connection.refuse_all()
-        return _LastWords(self, self._lanes.endpoint.refuse(failure, self.connection.remote))
+        return _LastWords(self, self.connection.refusal(failure))
 
 
 class _Shell(web.StreamResponse):
@@ -224,11 +226,10 @@ class _LastWords(_Shell):
 class HttpExchange:
     """`Exchange` over one aiohttp request."""
 
-    def __init__(self, request: web.BaseRequest, lanes: Lanes) -> None:
+    def __init__(self, request: web.BaseRequest) -> None:
         lane = request.protocol
         assert isinstance(lane, HttpLane)  # noqa: S101 - there are no others
         self._request = request
-        self._lanes = lanes
         self._lane = lane
         path, _, query = request.raw_path.partition("?")
         headers = tuple((name.lower(), value) for name, value in request.headers.items())
@@ -303,7 +304,7 @@ class HttpExchange:
 
     def _must_close(self) -> bool:
         """Whether the connection is of no use after this answer."""
-        if self._lanes.leaving():
+        if self._lane.connection.leaving:
             return True
         if self._expects:
             # The client was not told to send its body; whether it does is not to be known.

@@ -19,6 +19,9 @@ class Bucket(Struct, frozen=True):
     freshness_seconds: float
     immutable: bool
     public_read: bool
+    # Whether some bucket over the same one of the origin is: what the disk remembers of a key is
+    # then believed unasked, whichever name it is written by.
+    immutable_to_some: bool
 
     def ref(self, key: str, version_id: str | None = None) -> ObjectRef:
         """The object's place at the origin."""
@@ -32,11 +35,15 @@ class BucketTable:
         name = default_origin(config)
         self.default = origins[name] if name is not None else None
         self._unlisted = BucketConfig()
-        self._listed: dict[str, Bucket] = {}
+        self._immutable: set[tuple[str, str]] = set()
+        listed: list[tuple[str, Origin, BucketConfig]] = []
         for bucket_name, bucket in config.buckets.items():
             origin = origins[bucket.origin] if bucket.origin is not None else self.default
             assert origin is not None  # noqa: S101 - config.load has refused this
-            self._listed[bucket_name] = _bucket(bucket_name, origin, bucket)
+            listed.append((bucket_name, origin, bucket))
+            if bucket.immutable:
+                self._immutable.add((origin.name, bucket.origin_bucket or bucket_name))
+        self._listed = {entry[0]: self._bucket(*entry) for entry in listed}
 
     @property
     def listed(self) -> tuple[Bucket, ...]:
@@ -50,15 +57,16 @@ class BucketTable:
             return listed
         if self.default is None:
             raise NoSuchBucket(fields={"BucketName": name})
-        return _bucket(name, self.default, self._unlisted)
+        return self._bucket(name, self.default, self._unlisted)
 
-
-def _bucket(name: str, origin: Origin, config: BucketConfig) -> Bucket:
-    return Bucket(
-        name=name,
-        origin=origin,
-        origin_bucket=config.origin_bucket or name,
-        freshness_seconds=config.freshness_seconds,
-        immutable=config.immutable,
-        public_read=config.public_read,
-    )
+    def _bucket(self, name: str, origin: Origin, config: BucketConfig) -> Bucket:
+        origin_bucket = config.origin_bucket or name
+        return Bucket(
+            name=name,
+            origin=origin,
+            origin_bucket=origin_bucket,
+            freshness_seconds=config.freshness_seconds,
+            immutable=config.immutable,
+            public_read=config.public_read,
+            immutable_to_some=(origin.name, origin_bucket) in self._immutable,
+        )

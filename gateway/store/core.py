@@ -60,8 +60,8 @@ class Core:
         """Brackets a write of `keys`: begun before the origin hears of it, ended on any exit."""
         writing = Writing(self._versions, [bucket.ref(key) for key in dict.fromkeys(keys)])
         try:
-            if bucket.immutable:
-                # Only here is what the disk remembers ever believed unasked, so only here must
+            if bucket.immutable_to_some:
+                # Only then is what the disk remembers ever believed unasked, so only then must
                 # it be gone before the origin changes.
                 for ticket in writing.tickets:
                     await self._disk.forget(ticket.ref)

@@ -18,6 +18,7 @@ table stays as small as what is in flight, plus a bounded number of remembered v
 
 from collections import OrderedDict
 from collections.abc import Callable
+from typing import Protocol
 
 from msgspec import Struct
 
@@ -46,15 +47,34 @@ class _Known(Struct, frozen=True):
     number: int
 
 
+class Observer(Protocol):
+    """Who is told what may be believed, in the call that decides it. Must not raise."""
+
+    def remembered(self, ref: ObjectRef, info: ObjectInfo, since: float) -> None:
+        """`info` may be believed of `ref`, as known since then."""
+        ...
+
+    def dropped(self, ref: ObjectRef) -> None:
+        """Nothing may be believed of the key any more, under any version id."""
+        ...
+
+
 class VersionTable:
     """Remembered versions by key and version id, with the right to believe them.
 
     `now` is a monotonic clock in seconds; `limit` bounds the keys remembered.
     """
 
-    def __init__(self, *, now: Callable[[], float], limit: int = 65_536) -> None:
+    def __init__(
+        self,
+        *,
+        now: Callable[[], float],
+        limit: int = 65_536,
+        observer: Observer | None = None,
+    ) -> None:
         self._now = now
         self._limit = limit
+        self._observer = observer
         self._known: OrderedDict[ObjectRef, dict[str | None, _Known]] = OrderedDict()
         self._in_flight: dict[ObjectRef, _InFlight] = {}
         self._kept_unseen: OrderedDict[ObjectRef, None] = OrderedDict()
@@ -174,10 +194,15 @@ class VersionTable:
         self._known.move_to_end(ref.current)
         if len(self._known) > self._limit:
             self._known.popitem(last=False)
+        if self._observer is not None:
+            self._observer.remembered(ref, info, ticket.drawn_at)
 
     def _drop(self, ref: ObjectRef) -> None:
         self._known.pop(ref.current, None)
         self._kept_unseen.pop(ref.current, None)
+        if self._observer is not None:
+            # Of keys not remembered here too: an observer may remember longer.
+            self._observer.dropped(ref)
 
 
 def _same_version(one: ObjectInfo, other: ObjectInfo) -> bool:

@@ -10,6 +10,7 @@ import errno
 import os
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import lmdb
 import msgspec
@@ -64,7 +65,11 @@ class DiskUsage(Struct, frozen=True, kw_only=True):
 
 
 class DiskTier:
-    """The cache on this node's disk. One event loop; `start` before anything else."""
+    """The cache on this node's disk. One event loop; `start` before anything else.
+
+    `on_index` is told which file is the index while what it says of objects can be believed by
+    other processes, and None before it no longer can.
+    """
 
     def __init__(
         self,
@@ -73,8 +78,10 @@ class DiskTier:
         *,
         now: Callable[[], float] = time.monotonic,
         look_seconds: float = _LOOK_SECONDS,
+        on_index: Callable[[Path | None], None] = lambda _: None,
     ) -> None:
         self._config = config
+        self._on_index = on_index
         self._metrics = metrics
         self._now = now
         self._look_seconds = look_seconds
@@ -103,11 +110,12 @@ class DiskTier:
         self._looking = asyncio.create_task(self._look())
 
     async def close(self) -> None:
-        """Writes what waits in memory. Nothing may be read or written afterwards."""
+        """Writes what waits in memory. Nothing may be read or written afterwards, so what the
+        index says stays true."""
         if self._looking is not None:
             self._looking.cancel()
             await asyncio.gather(self._looking, return_exceptions=True)
-        await self._detach()
+        await self._let_go_of_folder()
         self._threads.close()
 
     # Bytes
@@ -203,7 +211,8 @@ class DiskTier:
 
     async def forget(self, ref: ObjectRef) -> None:
         """Forgets a key in all its version ids and lets go of what is held of them. On return it
-        is forgotten for good, also if the process dies now."""
+        is forgotten for good: by whoever starts with this folder if the process dies now, and by
+        those who read its index as long as `on_index` lets them."""
         holding = self._holding
         if holding is None:
             return
@@ -212,9 +221,10 @@ class DiskTier:
         if record is not None:
             self._let_go(holding, ref, record, None, everything=True)
             holding.index.delete(Table.OBJECTS, key)
-        if holding.index.committed(Table.OBJECTS, key) is None:
+        if not holding.index.will_hold(Table.OBJECTS, key):
             return
         if not await holding.index.flush():
+            self._on_index(None)
             await self._threads.write(holding.folder.distrust)
 
     # Looking in from outside
@@ -318,6 +328,7 @@ class DiskTier:
             )
             return
         self._health.recovered()
+        self._on_index(folder.index_path)
         log.info("cache open", path=str(self._config.path), bytes=holding.room.used_bytes)
 
     def _open_index(self, folder: Folder, blind: bool) -> tuple[HeldIndex, Found]:
@@ -346,6 +357,11 @@ class DiskTier:
         return index, found
 
     async def _detach(self) -> None:
+        # From here on writes are not noted in the index.
+        self._on_index(None)
+        await self._let_go_of_folder()
+
+    async def _let_go_of_folder(self) -> None:
         holding, self._holding = self._holding, None
         if holding is None:
             return
@@ -431,3 +447,4 @@ class DiskTier:
             return
         if self._health.reason is not None and await holding.index.flush():
             self._health.recovered()
+            self._on_index(holding.folder.index_path)

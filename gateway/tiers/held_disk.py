@@ -12,7 +12,7 @@ import msgspec
 
 from gateway.config import CacheConfig
 from gateway.index.reading import HeldReader
-from gateway.index.records import Table, decode_object, find, object_key
+from gateway.index.records import Table, chunk_key, decode_object, find, object_key
 from gateway.model.objects import ObjectInfo, ObjectRef, Span
 from gateway.tiers.chunk_reading import ChunkLookup
 from gateway.tiers.layout import index_path
@@ -77,6 +77,18 @@ class HeldDisk:
         self._index.close()
         self._files.close()
         self._threads.close()
+
+    @property
+    def index_inode(self) -> int:
+        """Which index file the last look-up was made in; 0 where there was none."""
+        return self._index.inode
+
+    def holds(self, span: Span) -> bool:
+        """Whether a small object or a chunk is here."""
+        digest = span.version.digest
+        if span.version.size_bytes <= self._small_bytes:
+            return self._small.find(digest, span) is not None
+        return self._chunks.find(chunk_key(digest, span.number), span) is not None
 
     def open_now(self, span: Span) -> InstantReader | None:
         """As `open`, without waiting: None where it is not held here or would need a thread."""

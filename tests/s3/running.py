@@ -32,7 +32,7 @@ class Running:
 
     @property
     def port(self) -> int:
-        return self.node.s3.port
+        return self.node.door.port
 
     def client(
         self, access_key: str = ACCESS_KEY, *, verify: str | None = None, **config: Any

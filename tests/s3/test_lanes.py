@@ -177,7 +177,7 @@ async def test_every_read_is_answered_alike_on_both_lanes(
 ) -> None:
     chance = _chance()
     fast, long = doors
-    reads = MadeUpReads(chance, objects, _SIGNERS, f"127.0.0.1:{fast.server.port}")
+    reads = MadeUpReads(chance, objects, _SIGNERS, f"127.0.0.1:{fast.door.port}")
     asked = 0
     while asked < _READS:
         requests = [reads.draw() for _ in range(chance.choice([1, 1, 1, 2, 5]))]

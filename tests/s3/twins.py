@@ -9,9 +9,10 @@ from msgspec import Struct
 from gateway.auth.request import RequestHead
 from gateway.auth.sigv4 import Authenticator
 from gateway.auth.tenants import load_tenants
+from gateway.s3.doors import TcpDoor
 from gateway.s3.held import HeldAnswer, HeldEndpoint
 from gateway.s3.record import Recorder
-from gateway.s3.server import S3Server
+from gateway.s3.server import object_server
 from gateway.telemetry.lines import LineWriter
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.requests import RequestReporter
@@ -66,7 +67,8 @@ class Door:
     def __init__(self, node: Running, *, shut: bool, now: float) -> None:
         config = node.node.config
         self.metrics = Metrics()
-        self.server = S3Server(
+        self.door = TcpDoor("127.0.0.1:0")
+        self.server = object_server(
             config,
             node.node.service,
             Authenticator(
@@ -76,6 +78,7 @@ class Door:
                 now=lambda: now,
             ),
             self.metrics,
+            door=self.door,
         )
         self._lines = _Lines()
         recorder: Recorder = self.server.held._recorder
@@ -100,7 +103,7 @@ class Door:
     async def ask(self, *requests: tuple[str, bytes]) -> list[Answer]:
         """Sends requests at once, and reads their answers as far as they come."""
         if self._stream is None:
-            self._stream = await asyncio.open_connection("127.0.0.1", self.server.port, limit=2**22)
+            self._stream = await asyncio.open_connection("127.0.0.1", self.door.port, limit=2**22)
         reader, writer = self._stream
         writer.write(b"".join(data for _, data in requests))
         answers: list[Answer] = []

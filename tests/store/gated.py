@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -113,7 +113,12 @@ class Bench:
     """An object service over one gated directory origin and a real disk cache."""
 
     def __init__(
-        self, folder: Path, *, bucket: BucketConfig | None = None, capacity_bytes: int = 64 << 20
+        self,
+        folder: Path,
+        *,
+        bucket: BucketConfig | None = None,
+        others: Mapping[str, BucketConfig] | None = None,
+        capacity_bytes: int = 64 << 20,
     ) -> None:
         root = self.root = folder / "origin"
         root.mkdir(parents=True, exist_ok=True)
@@ -127,7 +132,7 @@ class Bench:
         )
         config = Config(
             origins={"main": DirectoryOriginConfig(path=root)},
-            buckets={"train": bucket or BucketConfig(freshness_seconds=3600)},
+            buckets={"train": bucket or BucketConfig(freshness_seconds=3600), **(others or {})},
             cache=cache,
         )
         self.seconds = 0.0

@@ -1,0 +1,1 @@
+"""A node of several processes: supervisor, keeper and workers (docs/workers.md)."""
