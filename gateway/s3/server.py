@@ -13,6 +13,7 @@ from gateway.s3.entry import Entry
 from gateway.s3.held import HeldEndpoint
 from gateway.s3.lanes import LongLane
 from gateway.s3.long_lane import Lanes
+from gateway.s3.parting import FAREWELL_SECONDS
 from gateway.s3.record import Recorder
 from gateway.store.service import ObjectService
 from gateway.telemetry.metrics import Metrics
@@ -74,6 +75,7 @@ class S3Server:
             ssl=self._ssl_context,
             backlog=_BACKLOG,
             ssl_handshake_timeout=timeout if self._ssl_context is not None else None,
+            ssl_shutdown_timeout=FAREWELL_SECONDS if self._ssl_context is not None else None,
         )
         self._sweeper = asyncio.create_task(self._sweep())
 
