@@ -69,7 +69,7 @@ _GROUPS = (
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
-@click.option("--quick", is_flag=True, help="One short round, under 90 s; without memory.")
+@click.option("--quick", is_flag=True, help="One short round, without memory.")
 @click.option(
     "--only", multiple=True, type=click.Choice([*SECTIONS, _MEMORY]), help="Only these sections."
 )

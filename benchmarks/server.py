@@ -176,6 +176,7 @@ class Server(ABC):
                 stderr=log,
                 env={**os.environ, **(environment or {})},
                 cwd=self.folder,
+                process_group=0,
                 preexec_fn=lambda: os.sched_setaffinity(0, cores),  # noqa: PLW1509 - no threads
             )
         self.processes.append(process)
@@ -197,7 +198,6 @@ class Server(ABC):
         return [*parents, *(child for each in parents for child in each.children(recursive=True))]
 
     def _stop(self) -> None:
-        family = self._family() if self.processes else []
         processes, self.processes = self.processes, []
         # The last started rests on those before it.
         for process in reversed(processes):
@@ -207,10 +207,9 @@ class Server(ABC):
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
-        # What is left of it now are children whose parent did not see to them.
-        for each in family:
-            with suppress(psutil.NoSuchProcess):
-                each.kill()
+            # What is left of it now are children whose parent did not see to them.
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
 
 
 def free_port() -> int:

@@ -4,6 +4,7 @@ Exit status: 0 done, 1 failed, 2 wrong use (a configuration that is wrong includ
 """
 
 import asyncio
+import resource
 import sys
 from pathlib import Path
 from typing import NoReturn
@@ -45,6 +46,10 @@ def serve(path: Path) -> None:
 
 
 def _serve(path: Path, config: Config) -> int:
+    # A client takes two descriptors while a file is sent to it, and the cache keeps files open; the
+    # soft limit is there for programs that use select().
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     # Imported by need: a supervisor has no use for most of a node.
     if config.node.workers > 1:
         from gateway.processes.supervisor import Supervisor

@@ -121,7 +121,12 @@ class HeldIndex:
         except lmdb.Error as error:
             self._unreadable(error)
             return None
-        return None if raw is None else self._unsealed(key, raw)
+        if raw is None:
+            return None
+        value = unsealed(key, raw)
+        if value is None:
+            self.damaged += 1
+        return value
 
     def will_hold(self, table: Table, key: bytes) -> bool:
         """Whether the file has an entry of the key, or may have one once the commit that is under
@@ -340,8 +345,10 @@ class HeldIndex:
     ) -> tuple[int, bytes]:
         count = 0
         for key, raw in self._entries_after(table, after):
-            value = self._unsealed(key, raw)
-            if value is not None:
+            value = unsealed(key, raw)
+            if value is None:
+                self.damaged += 1
+            else:
                 visit(key, value)
             count += 1
             after = key
@@ -366,12 +373,6 @@ class HeldIndex:
         if self._on_error is None:
             raise error
         self._on_error(translated(error, self._path))
-
-    def _unsealed(self, key: bytes, raw: bytes) -> bytes | None:
-        value = unsealed(key, raw)
-        if value is None:
-            self.damaged += 1
-        return value
 
     async def _run(self, function: Callable[..., T], *arguments: object) -> T:
         async with self._turn:

@@ -19,7 +19,7 @@ BLOCK_BYTES = 65_536
 # Versions of one key remembered by version id; beyond, the oldest are forgotten.
 _MAX_VERSIONS = 16
 
-_SUMS = struct.Struct("<Q")
+_SUM_BYTES = 8
 _ENTRY = struct.Struct("<16sII")
 _EXTENT_KEY = struct.Struct(">II")
 
@@ -207,12 +207,11 @@ def pack_sums(sums: list[int]) -> bytes:
     return struct.pack(f"<{len(sums)}Q", *sums)
 
 
-def block_sum(sums: bytes, block: int) -> int:
-    """The checksum of one block. IndexError where there is none."""
-    if not 0 <= block < len(sums) // _SUMS.size:
-        raise IndexError(block)
-    value: int = _SUMS.unpack_from(sums, block * _SUMS.size)[0]
-    return value
+def block_sums(sums: bytes, first: int, count: int) -> tuple[int, ...]:
+    """The checksums of `count` blocks from `first` on. IndexError where there are not as many."""
+    if first < 0 or (first + count) * _SUM_BYTES > len(sums):
+        raise IndexError(first)
+    return struct.unpack_from(f"<{count}Q", sums, first * _SUM_BYTES)
 
 
 def pack_entries(entries: list[ExtentEntry]) -> bytes:

@@ -24,6 +24,7 @@ from gateway.s3.answer import Answer
 from gateway.s3.call import ClientGoneError
 from gateway.s3.held import HeldAnswer
 from gateway.s3.lanes import Gate, LongLane
+from gateway.s3.parting import Parting, unread_bytes
 from gateway.s3.plain import may_go_on, message_bytes, parse
 from gateway.s3.sending import render_head
 from gateway.s3.socket_files import SocketFiles
@@ -31,8 +32,8 @@ from gateway.tiers.protocol import FileRegion
 
 log = structlog.get_logger()
 
-# How long a refused client may take to read why, before the connection is reset.
-_FAREWELL_SECONDS = 1.0
+# Requests sent at once that are answered in one go; then it is the turn of other connections.
+_TURN_REQUESTS = 32
 
 
 class Connection(asyncio.Protocol):
@@ -48,7 +49,8 @@ class Connection(asyncio.Protocol):
         self.remote = ""
         self.secure = False
         self._deaf = False
-        # Nothing is taken up any more after what has come: the client, or the server, has ended.
+        self._parting: Parting | None = None
+        # The client sends nothing more.
         self._ended = False
         # A fast answer that is still being sent, and what came in while a request was answered.
         self._sending: asyncio.Task[None] | None = None
@@ -174,8 +176,14 @@ class Connection(asyncio.Protocol):
 
     def _serve(self, data: bytes) -> None:
         """Answers the requests in `data`, until one has to be waited for."""
-        start = 0
+        start = answered = 0
         while start < len(data):
+            if self._transport is None or self._transport.is_closing():
+                return
+            if answered == _TURN_REQUESTS:
+                self._keep(data[start:])
+                self._go_on_soon()
+                return
             if self._paused:
                 # Backpressure before buffering: the client takes what it has asked for, first.
                 self._keep(data[start:])
@@ -205,9 +213,10 @@ class Connection(asyncio.Protocol):
                     self._keep(data[stop:])
                 return
             if closes:
-                self._close()
+                self._close(listens=stop < len(data))
                 return
             start = stop
+            answered += 1
 
     def _meanwhile(self, data: bytes) -> None:
         """Takes what comes while a request is being answered: the rest of its body, and what is
@@ -238,7 +247,8 @@ class Connection(asyncio.Protocol):
         if backlog:
             self._transport.resume_reading()
             self._serve(backlog)
-        if self._ended and self._sending is None and self._rests and not self._backlog:
+        ends = self._ended or self._gate.leaving
+        if ends and self._sending is None and self._rests and not self._backlog:
             self._close()
 
     # The fast lane
@@ -294,6 +304,9 @@ class Connection(asyncio.Protocol):
         if stop < len(data):
             self._keep(data[stop:])
         self._feed(data[start:stop])
+        if self._ended and self._owed_bytes and self._long is not None:
+            # The lane was busy with another request when the client ended in the midst of this one.
+            self._long.eof_received()
 
     def _await_head(self, beginning: bytes) -> None:
         """Keeps the beginning of a head until more of it comes."""
@@ -326,7 +339,7 @@ class Connection(asyncio.Protocol):
     def rested(self) -> None:
         """An answer has gone out, by whichever lane, and that lane waits for another request."""
         self._active = True
-        if self._backlog or self._ended:
+        if self._backlog or self._ended or self._gate.leaving:
             self._go_on_soon()
 
     # A wire
@@ -380,7 +393,7 @@ class Connection(asyncio.Protocol):
         if not self.idle or self._deaf:
             self._idle_since = now
             return
-        if self._active:
+        if self._active or untaken[0]:
             self._active = False
             self._idle_since = now
         if self._head_since is not None:
@@ -391,11 +404,9 @@ class Connection(asyncio.Protocol):
 
     def depart(self) -> None:
         """Closes after the request in flight, which is being read and answered as ever."""
-        if self._transport is None:
-            return
         if self._sending is not None:
-            self._ended = True
-        elif self._long is not None and not self._long.idle:
+            return
+        if self._long is not None and not self._long.idle:
             self._long.depart()
         else:
             self._close()
@@ -405,11 +416,25 @@ class Connection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
 
-    def _close(self) -> None:
-        """Closes once everything written has been taken."""
-        if self._transport is not None:
-            self._deaf = True
-            self._transport.close()
+    def _close(self, *, listens: bool = False) -> None:
+        """Closes once everything written has been taken. `listens`: the client may send on."""
+        wire = self._transport
+        if wire is None or wire.is_closing() or self._parting is not None:
+            return
+        self._deaf = True
+        if self._ended:
+            listens = False
+        elif self.secure:
+            listens = True
+        elif not listens:
+            listens = bool(self._backlog) or unread_bytes(wire) > 0
+        if listens:
+            limits = self._gate.limits
+            self._parting = Parting(
+                wire, self._loop, write_timeout_seconds=limits.write_timeout_seconds
+            )
+        else:
+            wire.close()
 
     def refuse_all(self) -> None:
         """Heeds nothing more that the client sends: it has not been HTTP."""
@@ -420,26 +445,19 @@ class Connection(asyncio.Protocol):
         """The answer to what never became a request."""
         return self._gate.refuse(failure, self.remote)
 
-    async def part(self) -> None:
-        """Listens a moment longer after the last answer: a reset would eat the words."""
-        if self._transport is not None and self._transport.can_write_eof():
-            self._transport.write_eof()
-        try:
-            async with asyncio.timeout(_FAREWELL_SECONDS):
-                await self.gone.wait()
-        except TimeoutError:
-            self.abort()
+    async def part(self, *, listens: bool) -> None:
+        """Returns once the connection has ended, after the last answer of the long lane.
+        `listens`: the client may send on."""
+        self._close(listens=listens)
+        await self.gone.wait()
 
     def farewell(self, failure: S3Error, reason: str) -> None:
-        """Says why, listens a moment longer, and closes."""
+        """Says why, and closes."""
         wire = self._transport
         if wire is None:
             return
-        self._deaf = True
         self._gate.metrics.connections_refused.labels(reason).inc()
         answer = self.refusal(failure)
         wire.write(render_head(answer.status, answer.headers, len(answer.body), "close"))
         wire.write(answer.body)
-        if wire.can_write_eof():
-            wire.write_eof()
-        self._loop.call_later(_FAREWELL_SECONDS, self.abort)
+        self._close(listens=True)

@@ -10,6 +10,7 @@ from typing import Protocol
 import structlog
 
 from gateway.config import parse_listen
+from gateway.s3.parting import FAREWELL_SECONDS
 from gateway.s3.tls import Certificate
 
 log = structlog.get_logger()
@@ -98,6 +99,7 @@ class Acceptor:
                 client,
                 ssl=context,
                 ssl_handshake_timeout=self._handshake_timeout_seconds if context else None,
+                ssl_shutdown_timeout=FAREWELL_SECONDS if context else None,
             )
         except (OSError, ssl.SSLError, TimeoutError) as error:
             # The client has gone again, or speaks no TLS that is spoken here.

@@ -94,7 +94,7 @@ class HttpLane(web.RequestHandler):
     """A connection's requests, one after the other, through aiohttp.
 
     Rests on attributes that aiohttp does not promise, hence the bound on its version: `_waiter`,
-    `_messages`, `_lingering_time`, `_close`.
+    `_messages`.
     """
 
     def __init__(self, lanes: Lanes, connection: Connection, **options: Any) -> None:
@@ -138,13 +138,11 @@ class HttpLane(web.RequestHandler):
         body = self._last_body
         if body is None or body.is_eof():
             return not self.idle
-        if self.answering:
+        if self.answering and not self._messages:
             # Nobody waits for the rest any more but aiohttp, which drops it.
             body.feed_eof()
         else:
             body.set_exception(EOFError("The body ended early."))
-        self._close = True
-        self.hurry()
         return True
 
     def depart(self) -> None:
@@ -152,14 +150,10 @@ class HttpLane(web.RequestHandler):
         if self.answering:
             self.close()
 
-    def hurry(self) -> None:
-        """Closes right after the answer: the client was never told to send its body."""
-        self._lingering_time = 0.0
-
     def handle_error(
         self,
-        request: web.BaseRequest,
-        status: int = 500,  # noqa: ARG002 - aiohttp's signature
+        request: web.BaseRequest,  # noqa: ARG002 - aiohttp's signature
+        status: int = 500,  # noqa: ARG002
         exc: BaseException | None = None,
         message: str | None = None,  # noqa: ARG002
     ) -> web.StreamResponse:
@@ -176,17 +170,22 @@ class HttpLane(web.RequestHandler):
                 # The endpoint answers whatever is raised below it, so this is a fault of ours.
                 log.error("unanswered request", exc_info=exc)
                 failure = InternalError()
-        if request.writer.output_size > 0 or self.answering:
-            raise ConnectionError("An answer is under way already.")
+                if self.answering:
+                    raise ConnectionError("An answer is under way already.")
         # What follows on this connection is not a request either.
         self.connection.refuse_all()
-        return _LastWords(self, self.connection.refusal(failure))
+        return _LastWords(self.connection, self.connection.refusal(failure))
 
 
 class _Shell(web.StreamResponse):
-    """What aiohttp finishes where everything has been sent already."""
+    """What aiohttp finishes where everything has been sent already. `closes`: it was the last
+    answer; `listens`: after it the client may send on."""
 
-    closes = False
+    def __init__(self, connection: Connection) -> None:
+        super().__init__()
+        self.connection = connection
+        self.closes = False
+        self.listens = False
 
     @property
     def keep_alive(self) -> bool:
@@ -195,24 +194,24 @@ class _Shell(web.StreamResponse):
     async def prepare(self, request: web.BaseRequest) -> AbstractStreamWriter | None:  # noqa: ARG002
         return None
 
-    async def write_eof(self, data: bytes = b"") -> None:
+    async def write_eof(self, data: bytes = b"") -> None:  # noqa: ARG002
         """Nothing is left to write."""
+        if self.closes:
+            await self.connection.part(listens=self.listens)
 
 
 class _LastWords(_Shell):
     """The answer after which a connection is of no use."""
 
-    def __init__(self, lane: HttpLane, answer: Answer) -> None:
-        super().__init__()
-        self._lane = lane
+    def __init__(self, connection: Connection, answer: Answer) -> None:
+        super().__init__(connection)
         self._answer = answer
-        self.closes = True
+        self.closes = self.listens = True
 
-    async def write_eof(self, data: bytes = b"") -> None:  # noqa: ARG002
-        connection = self._lane.connection
+    async def write_eof(self, data: bytes = b"") -> None:
         try:
             Sending().send_whole(
-                connection,
+                self.connection,
                 self._answer,
                 self._answer.body,
                 head_only=False,
@@ -220,7 +219,7 @@ class _LastWords(_Shell):
             )
         except ClientGoneError:
             return
-        await connection.part()
+        await super().write_eof(data)
 
 
 class HttpExchange:
@@ -231,12 +230,13 @@ class HttpExchange:
         assert isinstance(lane, HttpLane)  # noqa: S101 - there are no others
         self._request = request
         self._lane = lane
+        lane.answering = False
         path, _, query = request.raw_path.partition("?")
         headers = tuple((name.lower(), value) for name, value in request.headers.items())
         self.head = RequestHead(request.method, path, query, headers)
         self.stream = self
         self.received_bytes = 0
-        self.shell = _Shell()
+        self.shell = _Shell(lane.connection)
         self._sending = Sending()
         self._waiting = False
         self._expects = (self.head.header("expect") or "").lower() == "100-continue"
@@ -308,9 +308,14 @@ class HttpExchange:
             return True
         if self._expects:
             # The client was not told to send its body; whether it does is not to be known.
-            self._lane.hurry()
+            self.shell.listens = True
             return True
         if self._request.content.is_eof():
             return False
+        if self._request.content.exception() is not None:
+            return True
         length = self._request.content_length
-        return self._waiting or length is None or length - self.received_bytes > _DRAINED_BYTES
+        if self._waiting or length is None or length - self.received_bytes > _DRAINED_BYTES:
+            self.shell.listens = True
+            return True
+        return False

@@ -18,7 +18,7 @@ from gateway.index.records import (
     BLOCK_BYTES,
     ChunkRecord,
     Table,
-    block_sum,
+    block_sums,
     chunk_key,
     decode_chunk,
     is_of,
@@ -312,10 +312,12 @@ class ChunkReader:
 def sound(view: memoryview, sums: bytes, first_block: int) -> bool:
     """Whether the blocks in `view`, the first being number `first_block`, match their sums."""
     try:
-        return all(
-            xxhash.xxh3_64_intdigest(view[start : start + BLOCK_BYTES])
-            == block_sum(sums, first_block + start // BLOCK_BYTES)
-            for start in range(0, len(view), BLOCK_BYTES)
-        )
+        expected = block_sums(sums, first_block, -(-len(view) // BLOCK_BYTES))
     except IndexError:
         return False
+    start = 0
+    for one in expected:
+        if xxhash.xxh3_64_intdigest(view[start : start + BLOCK_BYTES]) != one:
+            return False
+        start += BLOCK_BYTES
+    return True

@@ -118,7 +118,7 @@ class Holding:
             sizes.headroom_bytes,
             self.policy,
             metrics,
-            pinned=lambda item: isinstance(item, bytes) and self.chunks.is_read(item),
+            pinned=self._is_read,
             evict=self._evict,
             seal=self.small.log.seal,
         )
@@ -206,6 +206,10 @@ class Holding:
             if isinstance(victim.item, int):
                 await self.small.evict(victim.item, victim.size_bytes, main=victim.main)
         await self.chunks.evict([victim for victim in victims if isinstance(victim.item, bytes)])
+
+    def _is_read(self, item: Item) -> bool:
+        """Whether its file is in use: evicting it would free nothing yet."""
+        return self.small.is_read(item) if isinstance(item, int) else self.chunks.is_read(item)
 
     def _spent(self, item: Item) -> None:
         if isinstance(item, int):

@@ -13,7 +13,8 @@ import ctypes
 import mmap
 from collections import deque
 from itertools import count
-from weakref import ReferenceType, WeakKeyDictionary, ref
+from typing import Protocol
+from weakref import ReferenceType, WeakKeyDictionary, WeakSet, ref
 
 # Free pieces kept for the next fills; more go back to the system.
 _KEPT_BYTES = 32 * 1024**2
@@ -26,6 +27,14 @@ class Piece:
 
     def __init__(self, memory: memoryview) -> None:
         self.memory: memoryview | None = memory
+
+
+class Holder(Protocol):
+    """Somebody who has pieces that could be spare soon."""
+
+    def hurry(self) -> None:
+        """Memory is short: see to it."""
+        ...
 
 
 class Pieces:
@@ -41,6 +50,7 @@ class Pieces:
         self._lent: dict[int, ReferenceType[ctypes.Array[ctypes.c_char]]] = {}
         self._numbers = count()
         self._spare: WeakKeyDictionary[Piece, None] = WeakKeyDictionary()
+        self._lazy: WeakSet[Holder] = WeakSet()
         self._waiting: deque[asyncio.Future[None]] = deque()
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -60,6 +70,8 @@ class Pieces:
             memory = self.take_now()
             if memory is not None:
                 return memory
+        while self._lazy:
+            self._lazy.pop().hurry()
         self._loop = asyncio.get_running_loop()
         turn = self._loop.create_future()
         self._waiting.append(turn)
@@ -90,6 +102,10 @@ class Pieces:
             del self._spare[piece]
             piece.memory = None
         return self._lend(self._free.pop()) if self._free else None
+
+    def put_off(self, holder: Holder) -> None:
+        """Tells that `holder` takes its time; it hears when memory is short."""
+        self._lazy.add(holder)
 
     def spare(self, piece: Piece) -> None:
         """Tells that the piece may be taken back in need: its bytes are elsewhere too."""

@@ -95,6 +95,10 @@ class SmallStore:
         """Shards that no longer grow."""
         return len(self._sealed)
 
+    def is_read(self, shard: int) -> bool:
+        """Whether somebody reads from the shard's file."""
+        return self._lookup.is_read(shard)
+
     def open_now(self, span: Span) -> SmallReader | ShardReader | None:
         """As `open`, without waiting: None also where that would be needed."""
         member = self.log.buffered(span.version.digest)

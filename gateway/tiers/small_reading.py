@@ -65,6 +65,11 @@ class SmallLookup:
         self._files = files
         self._regions = regions
         self._owner = owner
+        self._readers: dict[int, int] = {}
+
+    def is_read(self, shard: int) -> bool:
+        """Whether somebody has a reader open that needs the shard's file."""
+        return shard in self._readers
 
     def decode(self, digest: bytes) -> SmallRecord | None:
         """What the index says is filed there."""
@@ -106,6 +111,7 @@ class SmallLookup:
         ):
             # It may well be sent from the file: read only if it may not.
             self._owner.read(digest, record)
+            self._readers[shard] = self._readers.get(shard, 0) + 1
             return ShardReader(self, digest, record, file)
         try:
             data = self.read_now(digest, record, file)
@@ -177,9 +183,14 @@ class SmallLookup:
             return None
         return self._regions.of_object(file, record.shard, record.offset, offset, size_bytes)
 
-    def release(self, file: OpenFile) -> None:
-        """Ends the use of a shard's file."""
+    def close_reader(self, shard: int, file: OpenFile) -> None:
+        """Ends a `ShardReader`'s use of its shard."""
         self._files.release(file)
+        left = self._readers[shard] - 1
+        if left:
+            self._readers[shard] = left
+        else:
+            del self._readers[shard]
 
     def _stamp(self, record: SmallRecord, file: OpenFile) -> Stamp | None:
         if record.size_bytes < _REGION_BYTES:
@@ -259,6 +270,7 @@ class ShardReader:
         self._record = record
         self._file: OpenFile | None = file
         self._data: bytes | bytearray | None = None
+        self._gave = False
 
     @property
     def tier(self) -> TierName:
@@ -266,21 +278,26 @@ class ShardReader:
 
     async def read(self, offset: int, limit_bytes: int) -> bytes | memoryview:
         """As `SpanReader.read`."""
-        data = self.read_now(offset, limit_bytes)
-        if data is not None:
-            return data
-        self._data = await self._lookup.read(self._digest, self._record, self._opened())
-        return part(self._data, offset, limit_bytes)
+        part_of = self.read_now(offset, limit_bytes)
+        if part_of is not None:
+            return part_of
+        data = await self._lookup.read(self._digest, self._record, self._opened())
+        return self._have(data, offset, limit_bytes)
 
     def read_now(self, offset: int, limit_bytes: int) -> bytes | memoryview | None:
         """As `SpanReader.read_now`."""
-        if self._data is None:
-            self._data = self._lookup.read_now(self._digest, self._record, self._opened())
-        return None if self._data is None else part(self._data, offset, limit_bytes)
+        data = self._data
+        if data is None:
+            data = self._lookup.read_now(self._digest, self._record, self._opened())
+        return None if data is None else self._have(data, offset, limit_bytes)
 
     def region(self, offset: int, limit_bytes: int) -> FileRegion | None:
         """As `SpanReader.region`."""
-        return self._lookup.region(self._record, self._opened(), offset, limit_bytes)
+        if self._data is not None and not self._gave:
+            return None
+        region = self._lookup.region(self._record, self._opened(), offset, limit_bytes)
+        self._gave = self._gave or region is not None
+        return region
 
     async def close(self) -> None:
         """Lets go of the shard's file. Safe to call twice."""
@@ -288,9 +305,20 @@ class ShardReader:
 
     def release(self) -> None:
         """As `close`."""
+        self._data = None
+        self._let_go()
+
+    def _have(self, data: bytes | bytearray, offset: int, limit_bytes: int) -> bytes | memoryview:
+        self._data = data
+        if not self._gave:
+            # Nobody sends from the file: a slow client must not keep the whole shard from going.
+            self._let_go()
+        return part(data, offset, limit_bytes)
+
+    def _let_go(self) -> None:
         file, self._file = self._file, None
         if file is not None:
-            self._lookup.release(file)
+            self._lookup.close_reader(self._record.shard, file)
 
     def _opened(self) -> OpenFile:
         if self._file is None:

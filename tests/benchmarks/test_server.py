@@ -84,10 +84,13 @@ def test_nothing_of_it_is_left_behind(tmp_path: Path) -> None:
 def test_one_that_ends_too_early_is_not_measured_on(tmp_path: Path) -> None:
     with make(Family, tmp_path) as server:
         server.check_alive()
+        children = psutil.Process(server.processes[0].pid).children()
         server.processes[0].kill()
         server.processes[0].wait()
         with pytest.raises(ServerEndedError, match="family ended with status -9"):
             server.check_alive()
+    assert children
+    assert psutil.wait_procs(children, timeout=10)[1] == []
 
 
 def test_one_that_does_not_start_says_what_it_said(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from gateway.index.records import (
     ExtentEntry,
     ObjectRecord,
     SmallRecord,
-    block_sum,
+    block_sums,
     chunk_key,
     decode_chunk,
     decode_object,
@@ -51,10 +51,12 @@ def test_a_chunk_record_comes_back(
     record = ChunkRecord(name_of(version), size_bytes, pack_sums(sums))
     again = decode_chunk(encode(record))
     assert again == record
-    assert [block_sum(again.sums, block) for block in range(len(sums))] == sums
-    for block in (-1, len(sums)):
+    for first in range(len(sums)):
+        for count in range(len(sums) - first + 1):
+            assert list(block_sums(again.sums, first, count)) == sums[first : first + count]
+    for first, count in ((-1, 1), (len(sums), 1), (0, len(sums) + 1)):
         with pytest.raises(IndexError):
-            block_sum(again.sums, block)
+            block_sums(again.sums, first, count)
 
 
 @given(version=versions, numbers=st.lists(st.integers(0, 2**32), min_size=5, max_size=5))

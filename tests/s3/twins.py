@@ -9,10 +9,11 @@ from msgspec import Struct
 from gateway.auth.request import RequestHead
 from gateway.auth.sigv4 import Authenticator
 from gateway.auth.tenants import load_tenants
+from gateway.config import LogConfig
 from gateway.s3.doors import TcpDoor
 from gateway.s3.held import HeldAnswer, HeldEndpoint
 from gateway.s3.record import Recorder
-from gateway.s3.server import object_server
+from gateway.s3.server import S3Server, object_server
 from gateway.telemetry.lines import LineWriter
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.requests import RequestReporter
@@ -41,12 +42,14 @@ class Watched(HeldEndpoint):
         return found
 
 
-class _Lines(LineWriter):
-    """Keeps the lines of a log."""
+class Lines(LineWriter):
+    """Keeps what a server logs of its requests."""
 
-    def __init__(self) -> None:
+    def __init__(self, server: S3Server, config: LogConfig) -> None:
         super().__init__(None)
         self.kept: list[dict[str, Any]] = []
+        recorder: Recorder = server.held._recorder
+        recorder._reporter = RequestReporter(server.metrics, config, self)
 
     def add(self, line: bytes) -> None:
         self.kept.append(json.loads(line))
@@ -80,9 +83,7 @@ class Door:
             self.metrics,
             door=self.door,
         )
-        self._lines = _Lines()
-        recorder: Recorder = self.server.held._recorder
-        recorder._reporter = RequestReporter(self.metrics, config.log, self._lines)
+        self._lines = Lines(self.server, config.log)
         self.watched = self.server.held = Watched(self.server.held, shut=shut)
         self._stream: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
 
@@ -137,9 +138,18 @@ class Door:
         }
 
 
+class EndedError(Exception):
+    """The connection was closed where another answer would begin."""
+
+
 async def read_answer(reader: asyncio.StreamReader, method: str) -> Answer:
-    """The next answer of a connection."""
-    head = await reader.readuntil(b"\r\n\r\n")
+    """The next answer of a connection. EndedError."""
+    try:
+        head = await reader.readuntil(b"\r\n\r\n")
+    except asyncio.IncompleteReadError as error:
+        if error.partial:
+            raise
+        raise EndedError from error
     lines = head.split(b"\r\n")
     headers = {name.lower(): value for name, _, value in (line.partition(b": ") for line in lines)}
     body = b""

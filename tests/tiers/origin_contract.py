@@ -170,6 +170,30 @@ class OriginContract:
         assert all(0 < len(block) <= 1024**2 for block in blocks)
         assert opened.range == ByteRange(0, len(data))
 
+    @pytest.mark.parametrize("stride_bytes", [7_000, 1_000_000, 5_000_000])
+    async def test_bytes_are_put_where_the_caller_wants_them(
+        self, origin: Origin, ref: ObjectRef, stride_bytes: int
+    ) -> None:
+        data = bytes(range(256)) * 12_289
+        await put(origin, ref, data)
+        for wanted in (None, ByteRange(0, 100), ByteRange(1_000_001, 1_900_000)):
+            opened = await origin.open(ref, wanted=wanted)
+            got = bytearray()
+            memory = memoryview(bytearray(stride_bytes))
+            while size_bytes := await opened.read_into(memory):
+                got += memory[:size_bytes]
+            assert await opened.read_into(memory) == 0
+            await opened.close()
+            assert got == (data if wanted is None else data[wanted.start : wanted.stop])
+
+    async def test_an_empty_object_puts_nothing_anywhere(
+        self, origin: Origin, ref: ObjectRef
+    ) -> None:
+        await put(origin, ref, b"")
+        opened = await origin.open(ref)
+        assert await opened.read_into(memoryview(bytearray(10))) == 0
+        await opened.close()
+
     async def test_a_range_is_cut_at_the_end(self, origin: Origin, ref: ObjectRef) -> None:
         await put(origin, ref, b"0123456789")
         assert await read_all(origin, ref, ByteRange(3, 6)) == b"345"

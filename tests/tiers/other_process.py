@@ -18,8 +18,8 @@ from tests.tiers.cached import CHUNK_BYTES, cache_config, chunks, content, versi
 
 
 async def read(disk: HeldDisk, span: Span) -> str | None:
-    """How the span was read: at once ("now"), by a thread, or that it is not here; its bytes are
-    compared here."""
+    """How the span was had: sent from its file, read at once ("now") or by a thread, or that it is
+    not here; its bytes are compared here."""
     how = "now"
     reader: SpanReader | None = disk.open_now(span)
     if reader is None:
@@ -30,16 +30,16 @@ async def read(disk: HeldDisk, span: Span) -> str | None:
     expected = content(span.version)[span.start : span.stop]
     data = b""
     try:
+        region = reader.region(0, span.size_bytes)
+        if region is not None and region.size_bytes == span.size_bytes:
+            how = "sent"
+            data = os.pread(region.descriptor, region.size_bytes, region.offset)
         while len(data) < span.size_bytes:
             block = reader.read_now(len(data), CHUNK_BYTES)
             if block is None:
                 how = "thread"
                 block = await reader.read(len(data), CHUNK_BYTES)
             data += block
-        region = reader.region(0, span.size_bytes)
-        if region is not None:
-            how += " and sent"
-            data = os.pread(region.descriptor, region.size_bytes, region.offset)
     except Corrupt:
         return "corrupt"
     finally:

@@ -38,6 +38,7 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """Four pieces a chunk, eight in all."""
     monkeypatch.setattr("gateway.tiers.disk._PIECE_BYTES", PIECE_BYTES)
     monkeypatch.setattr("gateway.tiers.disk._PIECES_BYTES", 8 * PIECE_BYTES)
+    monkeypatch.setattr("gateway.tiers.landing._WRITE_BYTES", PIECE_BYTES)
 
 
 @pytest.fixture
@@ -199,11 +200,53 @@ async def test_chunks_of_any_size_come_back_as_they_were(
         assert await get(tier, one) == content(one)
 
 
+async def test_small_writes_are_put_together_while_there_is_memory(
+    tier: DiskTier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.tiers.landing._WRITE_BYTES", 2 * PIECE_BYTES)
+    sizes = []
+    pwritev = os.pwritev
+
+    def counting_pwritev(descriptor: int, views: list[memoryview], offset: int) -> int:
+        sizes.append(sum(map(len, views)))
+        return pwritev(descriptor, views, offset)
+
+    monkeypatch.setattr(os, "pwritev", counting_pwritev)
+    span = chunks(version("one", CHUNK_BYTES - 7))[0]
+    landing = await tier.land(span.size_bytes)
+    for start in range(0, span.size_bytes, PIECE_BYTES):
+        await receive(landing, body(span)[start : start + PIECE_BYTES])
+        await until(lambda: landing._running is None)
+    await landing.commit(span)
+    # From the fifth piece on, half the pool is not left any more.
+    assert sizes[0] == 2 * PIECE_BYTES
+    assert sum(sizes) == CHUNK_BYTES
+    assert await get_span(tier, span) == body(span)
+
+
+async def test_what_was_put_off_is_written_when_memory_gets_short(
+    tier: DiskTier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Four chunks stand still with a full piece each, which a fifth one needs."""
+    monkeypatch.setattr("gateway.tiers.landing._WRITE_BYTES", CHUNK_BYTES)
+    still = [await tier.land(CHUNK_BYTES) for _ in range(4)]
+    for landing in still:
+        await receive(landing, bytes(PIECE_BYTES))
+    assert not any(landing._written_bytes for landing in still)
+    span = chunks(version("one", CHUNK_BYTES))[0]
+    async with asyncio.timeout(20):
+        moving = [await tier.land(CHUNK_BYTES) for _ in range(2)]
+        for landing in moving:
+            await receive(landing, body(span))
+    for landing in still + moving:
+        await landing.discard()
+
+
 @pytest.mark.parametrize("where", ["open", "write"])
 async def test_a_file_system_without_direct_writes_gets_plain_ones(
     tier: DiskTier, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
-    open_, pwrite = os.open, os.pwrite
+    open_, pwritev = os.open, os.pwritev
     direct: set[int] = set()
 
     def refusing_open(path: Any, flags: int, *rest: Any, **more: Any) -> int:
@@ -213,13 +256,13 @@ async def test_a_file_system_without_direct_writes_gets_plain_ones(
         (direct.add if flags & os.O_DIRECT else direct.discard)(descriptor)
         return descriptor
 
-    def refusing_pwrite(descriptor: int, *rest: Any) -> int:
+    def refusing_pwritev(descriptor: int, *rest: Any) -> int:
         if descriptor in direct:
             raise OSError(errno.EINVAL, "told to")
-        return pwrite(descriptor, *rest)
+        return pwritev(descriptor, *rest)
 
     monkeypatch.setattr(os, "open", refusing_open)
-    monkeypatch.setattr(os, "pwrite", refusing_pwrite)
+    monkeypatch.setattr(os, "pwritev", refusing_pwritev)
     for number in range(2):
         span = chunks(version(f"odd-{number}", CHUNK_BYTES - 5))[0]
         await land(tier, span)
@@ -230,8 +273,8 @@ async def test_a_file_system_without_direct_writes_gets_plain_ones(
 async def test_short_writes_are_gone_on_with(
     tier: DiskTier, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pwrite = os.pwrite
-    monkeypatch.setattr(os, "pwrite", lambda fd, data, at: pwrite(fd, data[:8192], at))
+    pwritev = os.pwritev
+    monkeypatch.setattr(os, "pwritev", lambda fd, views, at: pwritev(fd, [views[0][:8192]], at))
     span = chunks(version("one", CHUNK_BYTES - 100))[0]
     await land(tier, span)
     assert await get_span(tier, span) == body(span)
@@ -247,7 +290,7 @@ async def test_a_full_disk_takes_nothing_more_and_what_had_come_stays_readable(
     empty = tier.usage().bytes
     landing = await tier.land(CHUNK_BYTES)
     with monkeypatch.context() as patched:
-        patched.setattr(os, "pwrite", full)
+        patched.setattr(os, "pwritev", full)
         await receive(landing, body(span)[: PIECE_BYTES + 100])
         await until(lambda: not tier.accepting)
         with pytest.raises(TierFull):
@@ -280,7 +323,7 @@ async def test_a_disk_that_refuses_the_last_piece_is_told_at_the_commit(
                 raise OSError(errno.EIO, "told to")
 
             await receive(landing, body(span)[:-1])
-            patched.setattr(os, "pwrite", broken)
+            patched.setattr(os, "pwritev", broken)
             await receive(landing, body(span)[-1:])
             with pytest.raises(TierUnavailable):
                 await landing.commit(span)

@@ -18,10 +18,12 @@ def moto(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MotoServer]:
         yield server
 
 
-@pytest.fixture
-async def origin(moto: MotoServer) -> AsyncIterator[Origin]:
+@pytest.fixture(params=["by hand", "through aiobotocore"])
+async def origin(moto: MotoServer, request: pytest.FixtureRequest) -> AsyncIterator[Origin]:
+    """Both ways of reading keep the same promises."""
     moto.reset()
-    async with s3_origin(s3_config(moto.url, attempts=2)) as origin:
+    by_hand = request.param == "by hand"
+    async with s3_origin(s3_config(moto.url, attempts=2), by_hand=by_hand) as origin:
         yield origin
 
 

@@ -51,20 +51,29 @@ def metrics() -> Metrics:
     return Metrics()
 
 
+@pytest.fixture(params=["by hand", "through aiobotocore"])
+def by_hand(request: pytest.FixtureRequest) -> bool:
+    """Both ways of reading meet the same faults."""
+    return bool(request.param == "by hand")
+
+
 @pytest.fixture
-async def origin(moto: MotoServer, flaky: FlakyOrigin, metrics: Metrics) -> AsyncIterator[S3Origin]:
+async def origin(
+    moto: MotoServer, flaky: FlakyOrigin, metrics: Metrics, by_hand: bool
+) -> AsyncIterator[S3Origin]:
     async with s3_origin(s3_config(moto.url)) as sound:
         await sound.create_bucket(REF.bucket)
         await sound.put(REF, BytesBody(DATA), {}, ANY)
-    async with s3_origin(s3_config(flaky.url, attempts=3, connections=16), metrics) as origin:
+    config = s3_config(flaky.url, attempts=3, connections=16)
+    async with s3_origin(config, metrics, by_hand=by_hand) as origin:
         yield origin
 
 
 @pytest.fixture
-async def hasty(origin: S3Origin, flaky: FlakyOrigin) -> AsyncIterator[S3Origin]:
+async def hasty(origin: S3Origin, flaky: FlakyOrigin, by_hand: bool) -> AsyncIterator[S3Origin]:
     """The same origin, of less patience."""
     config = s3_config(flaky.url, attempts=3, read_timeout_seconds=READ_TIMEOUT_SECONDS)
-    async with s3_origin(config) as hasty:
+    async with s3_origin(config, by_hand=by_hand) as hasty:
         yield hasty
 
 

@@ -24,11 +24,20 @@ REF = ObjectRef("main", "bucket", "key")
 DATA = bytes(range(256)) * 40
 
 
+@pytest.fixture(params=["by hand", "through aiobotocore"], autouse=True)
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both ways of reading meet the same services."""
+    monkeypatch.setattr(f"{__name__}.BY_HAND", request.param == "by hand")
+
+
+BY_HAND = True
+
+
 @asynccontextmanager
 async def origin_of(script: Script) -> AsyncIterator[S3Origin]:
     async with (
         scripted_origin(script) as url,
-        s3_origin(s3_config(url, attempts=1)) as origin,
+        s3_origin(s3_config(url, attempts=1), by_hand=BY_HAND) as origin,
     ):
         yield origin
 

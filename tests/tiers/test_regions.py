@@ -340,3 +340,39 @@ async def test_whatever_happens_to_the_file_what_is_sent_is_right(
                     os.utime(path)
             await reader.close()
     assert regions
+
+
+async def test_a_shard_stays_while_it_may_be_sent_from_and_not_while_it_is_only_read(
+    tmp_path: Path,
+) -> None:
+    async with opened(small_config(tmp_path)) as tier:
+        await put_small(tier)
+        await settled(tier)
+        [shard] = files(tmp_path, "shards")
+        holding = tier._holding
+        assert holding is not None
+        number = int(shard.stem)
+        for span in (small_span(0), small_span(1)):
+            await (await reader_of(tier, span)).close()
+        sending = await reader_of(tier, small_span(0))
+        region = sending.region(0, SMALL_LIMIT)
+        assert region is not None
+        # Reading meanwhile takes nothing from who sends.
+        assert bytes(await sending.read(0, 10)) == content(SMALL[0])[:10]
+        passing = [version(f"passing{step}", CHUNK_BYTES) for step in range(300)]
+        for one in passing:
+            await put(tier, one)
+        assert shard.exists()
+        assert sent(region) == content(SMALL[0])
+        await sending.close()
+        await sending.close()
+        reading = await reader_of(tier, small_span(1))
+        assert holding.small.is_read(number)
+        assert bytes(await reading.read(0, 10)) == content(SMALL[1])[:10]
+        assert reading.region(0, 10) is None
+        assert not holding.small.is_read(number)
+        for one in passing:
+            await put(tier, one)
+        assert not shard.exists()
+        assert bytes(await reading.read(5, 10)) == content(SMALL[1])[5:15]
+        await reading.close()

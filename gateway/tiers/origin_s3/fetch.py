@@ -3,13 +3,14 @@
 It does what S3 services answer day by day. What is odd (a redirect, another region, a body of
 unknown length, a proxy, a certificate that only aiobotocore's store knows, an express bucket) it
 leaves to aiobotocore, which is asked in its place and gives the same kind of answer. Endpoints are
-botocore's own: a presigned address says host, path and region, with the redirects it has learnt.
+botocore's own: a presigned address says host and path, with the redirects it has learnt.
 
 https://docs.aws.amazon.com/AmazonS3/latest/API/API_GetObject.html
 """
 
 import asyncio
 import random
+import re
 import ssl
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -17,6 +18,7 @@ from time import monotonic
 from typing import Literal
 from urllib.parse import parse_qs, quote, urlsplit
 
+import msgspec
 import structlog
 from botocore.exceptions import BotoCoreError
 from botocore.utils import get_environ_proxies
@@ -42,6 +44,7 @@ _PRESIGNED = frozenset({
     "X-Amz-Algorithm", "X-Amz-Credential", "X-Amz-Date", "X-Amz-Expires", "X-Amz-SignedHeaders",
     "X-Amz-Security-Token", "X-Amz-Signature",
 })  # fmt: skip
+_SCOPE = re.compile(r"Credential=[^,]*/([a-z0-9-]+)/s3/aws4_request")
 # Statuses of refusals that are the same however one asks.
 _PLAIN_REFUSALS = frozenset((304, 404, 405, 412, 416))
 
@@ -117,6 +120,8 @@ class Fetching(S3Connection):
         super().__init__(name, config, secret, metrics)
         self._wires: Wires | None = None
         self._places: dict[str, _Place] = {}
+        # Of buckets that are not where they were asked for at first.
+        self._regions: dict[str, str] = {}
         self._odd_until = 0.0
 
     async def start(self) -> None:
@@ -196,9 +201,17 @@ class Fetching(S3Connection):
             or (status >= 500 and status != 501)
         ):
             raise from_answer(asked, status, code, message, head.headers)
-        # aiobotocore may learn from it where the bucket really is: ask it the next time.
+        # aiobotocore may find out where the bucket really is.
         self._places.pop(ref.bucket, None)
         raise OddError(f"{status} {code}")
+
+    def _learn(self, bucket: str, authorization: str) -> None:
+        """Hears how aiobotocore signed a request for the bucket that was answered."""
+        scope = _SCOPE.search(authorization)
+        if bucket not in self._places and scope is not None:
+            if len(self._regions) == _MOST_PLACES:
+                self._regions.clear()
+            self._regions[bucket] = scope[1]
 
     async def _exchange(self, endpoint: Endpoint, request: bytes) -> tuple[Head, _Lent]:
         lent = await self._lend(endpoint, fresh=False)
@@ -262,6 +275,8 @@ class Fetching(S3Connection):
         place = _place(url)
         if place is None or urlsplit(url).scheme in get_environ_proxies(url):
             raise self._odd(f"an address of its own kind, or a proxy, for {bucket}")
+        # A presigned address is signed for the region that was configured.
+        place = msgspec.structs.replace(place, region=self._regions.get(bucket, place.region))
         if len(self._places) == _MOST_PLACES:
             self._places.clear()
         self._places[bucket] = place

@@ -5,6 +5,9 @@ https://docs.aws.amazon.com/AmazonS3/latest/API/API_GetObject.html
 
 import asyncio
 from collections.abc import Mapping
+from typing import cast
+
+import aiohttp
 
 from gateway.errors import (
     InvalidPartNumber,
@@ -76,7 +79,9 @@ class Reading(Fetching):
         answer = await self._send(
             "GetObject", self._client.get_object(**address(ref)), ref=ref, headers=headers
         )
-        return fields(answer), ClientAnswer(answer["Body"].raw_stream)
+        response = cast(aiohttp.ClientResponse, answer["Body"].raw_stream)
+        self._learn(ref.bucket, response.request_info.headers.get("authorization", ""))
+        return fields(answer), ClientAnswer(response)
 
     async def part_span(self, ref: ObjectRef, number: int) -> tuple[ObjectInfo, PartSpan]:
         try:
@@ -115,6 +120,8 @@ class Reading(Fetching):
         found = content_range(headers.get("content-range")) if ranged else None
         if ranged and found is None:
             raise self._broken(ref, "a partial answer does not say which part it is")
+        if found is not None and self._length(ref, headers) != found[0].size_bytes:
+            raise self._broken(ref, "a partial answer is not as long as its part")
         if found is None:
             size_bytes = self._length(ref, headers)
             found = ByteRange(0, size_bytes), size_bytes

@@ -2,7 +2,7 @@
 
 The event loop waits, the kernel copies: bytes go from the socket to where they are to stay, as many
 at once as are there. While a body comes in fast, the kernel is told to wake us only when some
-hundred KiB have gathered (SO_RCVLOWAT); while it comes slowly, for every byte.
+hundred KiB have gathered (SO_RCVLOWAT); what comes slowly is handed on after a moment.
 """
 
 import asyncio
@@ -16,10 +16,10 @@ from time import monotonic
 from gateway.tiers.origin_s3.heads import HEAD_END, Head, MalformedAnswerError, parse_head
 
 HEAD_BYTES = 65_536
-# What is received without looking up. The loop serves nobody else meanwhile: some 50 µs.
-STRIDE_BYTES = 256 * 1024
+# What is received without looking up. The loop serves nobody else meanwhile: some 80 µs.
+STRIDE_BYTES = 512 * 1024
 _SMALLEST_MARK_BYTES = 16 * 1024
-# A wait shorter than this calls for fewer of them, a longer one keeps readers waiting.
+# A wait shorter than this calls for fewer of them; no reader waits longer for what is there.
 _SHORT_SECONDS = 0.002
 _LONG_SECONDS = 0.02
 # Of these a TLS record may still be on its way where bytes are wanted.
@@ -85,14 +85,15 @@ class Wire:
             self._rest = rest[size_bytes:]
             return size_bytes
         memory = memory[:STRIDE_BYTES]
-        while True:
+        got_bytes = self._receive_now(memory)
+        if got_bytes is None:
+            await self._gathered(min(len(memory), left_bytes))
             got_bytes = self._receive_now(memory)
-            if got_bytes is not None:
-                return got_bytes
-            self._mark(min(self._next_mark_bytes, len(memory), left_bytes))
-            begun = monotonic()
+        while got_bytes is None:
+            self._mark(1)
             await self._readable()
-            self._adapt(monotonic() - begun)
+            got_bytes = self._receive_now(memory)
+        return got_bytes
 
     def is_quiet(self) -> bool:
         """Whether nothing has come that was not asked for: neither bytes nor an end."""
@@ -178,11 +179,23 @@ class Wire:
             self._mark_bytes = size_bytes
             self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, size_bytes)
 
-    def _adapt(self, waited_seconds: float) -> None:
+    async def _gathered(self, most_bytes: int) -> None:
+        """Waits for a good deal of what comes, up to `most_bytes`, but not for long."""
+        self._mark(min(self._next_mark_bytes, most_bytes))
+        if self._mark_bytes == 1:
+            await self._readable()
+            return
+        begun = monotonic()
+        patience = self._loop.call_later(_LONG_SECONDS, self._wake)
+        try:
+            await self._readable()
+        finally:
+            patience.cancel()
+        waited_seconds = monotonic() - begun
         if waited_seconds < _SHORT_SECONDS:
             self._next_mark_bytes = min(2 * self._next_mark_bytes, STRIDE_BYTES)
-        elif waited_seconds > _LONG_SECONDS:
-            self._next_mark_bytes = max(self._next_mark_bytes // 4, 1)
+        elif waited_seconds >= _LONG_SECONDS:
+            self._next_mark_bytes = max(self._next_mark_bytes // 4, _SMALLEST_MARK_BYTES)
 
     async def _readable(self) -> None:
         if not self._registered:
