@@ -47,6 +47,7 @@ class Keeper:
             leaving_seconds=config.s3.limits.drain_timeout_seconds,
             on_lines=self._count_lines,
             on_notes=self._take_notes,
+            remainder=parts.service.remainder,
         )
         self._s3 = parts.s3(
             self._door, limits=limits, connect=TunnelledConnection, count=lambda _: None
@@ -80,9 +81,9 @@ class Keeper:
             self._state = "draining"
             await self._s3.drain()
             await self._s3.close()
+            await self._door.end()
             await self._parts.stop()
             await self._admin.close()
-            self._door.end_lines()
             self._heads.close()
             if self._alone.is_set():
                 remove(self._folder)

@@ -3,7 +3,6 @@
 import asyncio
 import math
 import socket
-from collections.abc import Awaitable
 from pathlib import Path
 from typing import cast
 
@@ -11,7 +10,6 @@ import msgspec
 import structlog
 
 from gateway.config import Config, S3OriginConfig
-from gateway.errors import TierUnavailable
 from gateway.model.objects import KnownObject, Span
 from gateway.model.ranges import ByteRange
 from gateway.processes.control import ChildEnd, Order, Ready, Start
@@ -21,6 +19,7 @@ from gateway.s3.held import HeldEndpoint
 from gateway.s3.line import Line
 from gateway.s3.record import Recorder
 from gateway.s3.refusals import Refusals
+from gateway.s3.remainder import Remainder
 from gateway.s3.server import S3Server
 from gateway.s3.tls import certificate
 from gateway.s3.tunnel import Tunnels
@@ -66,7 +65,8 @@ class Worker:
         recorder = Recorder(config.node.id, RequestReporter(metrics, config.log))
         entry = Entry(config.s3, authenticator_of(config), BucketTable(config, origins).resolve)
         self._certificate = certificate(config.s3)
-        self._line = Line(str(Path(start.folder) / "keeper.sock"))
+        self._tunnels = str(Path(start.folder) / "keeper.sock")
+        self._line = Line(self._tunnels)
         limits = config.s3.limits
         self._s3 = S3Server(
             msgspec.structs.replace(
@@ -80,7 +80,7 @@ class Worker:
                 handshake_timeout_seconds=limits.header_timeout_seconds or None,
             ),
             held=HeldEndpoint(entry, held, recorder, metrics),
-            lanes=Tunnels(str(Path(start.folder) / "keeper.sock"), self._line),
+            lanes=Tunnels(self._tunnels, self._line),
             refuse=Refusals(recorder).refuse,
         )
 
@@ -141,33 +141,43 @@ class Worker:
         notes = self._disk.take_notes()
         return msgspec.msgpack.encode(notes) if notes else b""
 
-    def _source(self, bucket: Bucket, known: KnownObject, wanted: ByteRange) -> SpanSource:  # noqa: ARG002 - as its protocol has it
+    def _source(self, bucket: Bucket, known: KnownObject, wanted: ByteRange) -> SpanSource:
         return SpanSource(
             known.version,
             wanted,
-            _Opener(self._disk),
+            _Opener(self._disk, bucket.name, self._tunnels),
             chunk_size_bytes=self._config.cache.chunk_size,
             on_changed=lambda: None,
         )
 
 
 class _Opener:
-    """The disk, and nothing behind it."""
+    """The disk; and the keeper for what is evicted, or found damaged, in mid-answer."""
 
-    def __init__(self, disk: HeldDisk) -> None:
+    __slots__ = ("_bucket", "_disk", "_number", "_tunnels")
+
+    def __init__(self, disk: HeldDisk, bucket: str, tunnels: str) -> None:
         self._disk = disk
+        self._bucket = bucket
+        self._tunnels = tunnels
+        # Of the span last opened here. Whoever asks for it again could not read it.
+        self._number = -1
 
     def open_now(self, span: Span) -> InstantReader | None:
-        return self._disk.open_now(span)
-
-    def open(self, span: Span, direct: bool) -> Awaitable[SpanReader]:  # noqa: ARG002 - as its protocol has it
-        return self._open(span)
-
-    async def _open(self, span: Span) -> SpanReader:
-        reader = await self._disk.open(span)
-        if reader is None:
-            raise TierUnavailable("what was held is not held any more")
+        if span.number == self._number:
+            return None
+        reader = self._disk.open_now(span)
+        if reader is not None:
+            self._number = span.number
         return reader
+
+    async def open(self, span: Span, direct: bool) -> SpanReader:  # noqa: ARG002 - as its protocol has it
+        if span.number != self._number:
+            self._number = span.number
+            reader = await self._disk.open(span)
+            if reader is not None:
+                return reader
+        return Remainder(self._tunnels, self._bucket, span)
 
 
 class _Elsewhere:

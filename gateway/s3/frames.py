@@ -14,7 +14,7 @@ _HEADER = struct.Struct(">BI")
 _COUNT = struct.Struct(">Q")
 HEADER_BYTES = _HEADER.size
 # The longest frame that is handed on whole: notes of what was read, in the main.
-LIMIT_BYTES = 1024**2
+LIMIT_BYTES = 8 * 1024**2
 
 
 class Kind(IntEnum):
@@ -28,12 +28,13 @@ class Kind(IntEnum):
     RETIRE = 5
     LINE = 6
     NOTES = 7
+    READ = 8
 
-    GO = 8
-    DONE = 9
-    CLOSE = 10
-    HERE = 11
-    LEAVING = 12
+    GO = 9
+    DONE = 10
+    CLOSE = 11
+    HERE = 12
+    LEAVING = 13
 
 
 _BULK = frozenset((Kind.DATA, Kind.ASK))

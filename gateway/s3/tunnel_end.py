@@ -9,12 +9,13 @@ import os
 import socket
 import ssl
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import Any, cast
 
 import msgspec
 import structlog
 
+from gateway.s3 import remainder
 from gateway.s3.connection import Connection
 from gateway.s3.doors import Acceptor, Protocols
 from gateway.s3.frames import FrameError, FrameReader, Kind, counted, frame, header
@@ -61,7 +62,8 @@ class TunnelledConnection(Connection):
 
 class TunnelDoor:
     """Takes tunnels in on a listening Unix socket that the supervisor holds. `on_lines` hears how
-    many workers have a line here, `on_notes` what they note."""
+    many workers have a line here, `on_notes` what they note; `remainder` gives the bytes that a
+    worker cannot read itself."""
 
     def __init__(
         self,
@@ -70,11 +72,14 @@ class TunnelDoor:
         leaving_seconds: float,
         on_lines: Callable[[int], None],
         on_notes: Callable[[bytes], None],
+        remainder: remainder.Source,
     ) -> None:
         self._listener = listener
         self._leaving_seconds = leaving_seconds
         self._on_lines = on_lines
         self._on_notes = on_notes
+        self.remainder = remainder
+        self._sending: set[asyncio.Task[None]] = set()
         self._acceptor: Acceptor | None = None
         self._lines: set[TunnelEnd] = set()
         self.open_to_clients = False
@@ -92,8 +97,17 @@ class TunnelDoor:
         if self._acceptor is not None:
             self._acceptor.close()
 
-    def end_lines(self) -> None:
-        """Tells the workers that this keeper is gone."""
+    def spawn(self, sending: Coroutine[Any, Any, None]) -> None:
+        """Sends a remainder, on the side."""
+        task = asyncio.create_task(sending)
+        self._sending.add(task)
+        task.add_done_callback(self._sending.discard)
+
+    async def end(self) -> None:
+        """Ends what is still being sent, and tells the workers that this keeper is gone."""
+        for task in list(self._sending):
+            task.cancel()
+        await asyncio.gather(*self._sending, return_exceptions=True)
         for line in list(self._lines):
             line.end()
 
@@ -121,6 +135,9 @@ class TunnelEnd(asyncio.Protocol):
         self._client: TunnelledConnection | None = None
         self._wire: _Wire | None = None
         self._is_line = False
+        self._reads = False
+        self._writable = asyncio.Event()
+        self._writable.set()
         self._received_bytes = 0
         self._rest_bytes = 0
         # Whether the worker has been told that what came since the last rest is acted upon.
@@ -150,12 +167,8 @@ class TunnelEnd(asyncio.Protocol):
 
     def _heed(self, kind: Kind, payload: bytes) -> None:
         client, wire = self._client, self._wire
-        if kind is Kind.BEGIN and client is None and not self._is_line:
-            self._begin(msgspec.json.decode(payload, type=Client))
-        elif kind is Kind.LINE and client is None and not self._is_line:
-            self._is_line = True
-            self._door.take_line(self)
-            self._write(frame(Kind.HERE))
+        if client is None and not self._is_line and not self._reads:
+            self._be(kind, payload)
         elif kind is Kind.NOTES and self._is_line:
             self._door.take_notes(payload)
         elif client is None or wire is None:
@@ -169,6 +182,36 @@ class TunnelEnd(asyncio.Protocol):
             client.retires = True
         else:
             raise FrameError(f"{kind.name} is not for a keeper")
+
+    def _be(self, kind: Kind, payload: bytes) -> None:
+        """Heeds the first frame, which says what this connection is for."""
+        if kind is Kind.BEGIN:
+            self._begin(msgspec.json.decode(payload, type=Client))
+        elif kind is Kind.LINE:
+            self._is_line = True
+            self._door.take_line(self)
+            self._write(frame(Kind.HERE))
+        elif kind is Kind.READ:
+            self._reads = True
+            self._door.spawn(self._send_remainder(payload))
+        else:
+            raise FrameError(f"{kind.name} does not come first")
+
+    async def _send_remainder(self, wanted: bytes) -> None:
+        whole = await remainder.send(wanted, self._door.remainder, self._write_on, self._drain)
+        if self._transport is not None:
+            if whole:
+                self._transport.close()
+            else:
+                self._transport.abort()
+
+    def _write_on(self, data: bytes | bytearray | memoryview) -> None:
+        if self._transport is None:
+            raise ConnectionResetError("the worker has what it wanted")
+        self._transport.write(data)
+
+    async def _drain(self) -> None:
+        await self._writable.wait()
 
     def _begin(self, told: Client) -> None:
         assert self._transport is not None  # noqa: S101 - data came over it
@@ -223,15 +266,18 @@ class TunnelEnd(asyncio.Protocol):
             self._transport.close()
 
     def pause_writing(self) -> None:
+        self._writable.clear()
         if self._client is not None:
             self._client.pause_writing()
 
     def resume_writing(self) -> None:
+        self._writable.set()
         if self._client is not None:
             self._client.resume_writing()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
+        self._writable.set()
         self._door.lose_line(self)
         if self._client is not None:
             self._client.connection_lost(exc)

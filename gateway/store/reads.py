@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 import msgspec
 from msgspec import Struct
 
-from gateway.errors import VersionChanged
+from gateway.errors import NoSuchKey, VersionChanged
 from gateway.model.conditions import UNCONDITIONAL, Conditions, check_read
 from gateway.model.objects import (
     KnownObject,
@@ -250,13 +250,28 @@ class Reads(Core):
             task.add_done_callback(over)
         return await asyncio.shield(task)
 
+    def remainder(self, bucket: str, version: ObjectVersion, wanted: ByteRange) -> SpanSource:
+        """Bytes of a version that another process of the node has begun to answer with, from
+        wherever they are. NoSuchBucket, and NoSuchKey where the bucket is another one here."""
+        where = self.bucket(bucket)
+        ref = version.ref
+        if where.ref(ref.key, ref.version_id) != ref:
+            raise NoSuchKey
+        return SpanSource(
+            version,
+            wanted,
+            _Opener(where, self._disk, self._filler, cacheable=True),
+            chunk_size_bytes=self._cache.chunk_size,
+            on_changed=lambda: self._versions.forget(ref),
+        )
+
     def _source(
         self, bucket: Bucket, known: KnownObject, wanted: ByteRange, *, brought: bool = False
     ) -> SpanSource:
         return SpanSource(
             known.version,
             wanted,
-            _Opener(bucket, known.info, self._disk, self._filler),
+            _Opener(bucket, self._disk, self._filler, cacheable=known.info.cacheable),
             chunk_size_bytes=self._cache.chunk_size,
             on_changed=lambda: self._versions.forget(known.version.ref),
             brought=brought,
@@ -266,11 +281,11 @@ class Reads(Core):
 class _Opener:
     """Near before far: the disk, a fill under way, a new fill; the origin alone at last."""
 
-    __slots__ = ("_bucket", "_disk", "_filler", "_info")
+    __slots__ = ("_bucket", "_cacheable", "_disk", "_filler")
 
-    def __init__(self, bucket: Bucket, info: ObjectInfo, disk: DiskTier, filler: Filler) -> None:
+    def __init__(self, bucket: Bucket, disk: DiskTier, filler: Filler, *, cacheable: bool) -> None:
         self._bucket = bucket
-        self._info = info
+        self._cacheable = cacheable
         self._disk = disk
         self._filler = filler
 
@@ -279,7 +294,7 @@ class _Opener:
 
     async def open(self, span: Span, direct: bool) -> SpanReader:
         origin = self._bucket.origin
-        if direct or not self._info.cacheable:
+        if direct or not self._cacheable:
             return DirectReader(span, origin)
         following = self._filler.find(span)
         if following is not None:

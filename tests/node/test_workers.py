@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from tests.node.conftest import MakeNode
-from tests.node.family import Client, Family, public
+from tests.node.family import Client, Family, public, until
+from tests.node.test_running import _ask
 
 CHUNK_BYTES = 1024 * 1024
 
@@ -185,3 +186,82 @@ def test_uploads_and_reads_at_once_through_tunnels_keep_their_bytes(make_node: M
 
     with concurrent.futures.ThreadPoolExecutor(16) as pool:
         assert all(pool.map(work, range(1, 33)))
+
+
+def test_what_all_processes_count_adds_up_also_of_those_that_have_ended(
+    make_node: MakeNode,
+) -> None:
+    node = make_node(public(count={"freshness_seconds": 600}))
+    family = Family(node)
+    client = node.client()
+    client.create_bucket(Bucket="count")
+    client.put_object(Bucket="count", Key="k", Body=b"c" * 70_000)
+    client.close()
+    family.hold("/count/k")
+
+    def answered(code: str) -> float:
+        return node.counter("feedrack_requests_total", operation="GetObject", code=code)
+
+    before = answered("200")
+    read_bytes = node.counter("feedrack_read_bytes_total", tier="disk")
+    for round_number in (1, 2):
+        with family.clients() as clients:
+            until(lambda: node.counter("feedrack_connections") == len(clients))
+            for each in clients:
+                for _ in range(50):
+                    assert each.get("/count/k")[0] == 200
+                for _ in range(10):
+                    assert each.get("/count/none")[0] == 404
+        assert answered("200") == before + round_number * 100
+        assert answered("404") == round_number * 20
+        assert node.counter("feedrack_read_bytes_total", tier="disk") == (
+            read_bytes + round_number * 100 * 70_000
+        )
+        seconds = node.counter("feedrack_request_seconds_count", operation="GetObject", tier="disk")
+        assert seconds == before + round_number * 100
+        until(lambda: node.counter("feedrack_connections") == 0)
+        [victim, _] = family.workers
+        victim.kill()
+        until(lambda victim=victim: victim.pid not in {w.pid for w in family.workers})  # type: ignore[misc]
+        until(lambda: len(family.workers) == 2)
+        keeper = family.keeper
+        keeper.kill()
+        until(lambda keeper=keeper: not keeper.is_running())  # type: ignore[misc]
+        until(lambda: _ask(node, "/readyz", None)[1].get("ready"))
+    status, members = _ask(node, "/v1/members")
+    assert (status, members["members"][0]["state"]) == (200, "serving")
+
+
+@pytest.mark.parametrize("fault", ["gone", "damaged"])
+def test_an_answer_goes_on_where_a_chunk_cannot_be_read_midway(
+    make_node: MakeNode, fault: str
+) -> None:
+    node = make_node(public(long={"immutable": True}))
+    client = node.client()
+    client.create_bucket(Bucket="long")
+    body = random.Random(8).randbytes(40 * CHUNK_BYTES)
+    client.put_object(Bucket="long", Key="k", Body=body)
+    Family(node).hold("/long/k")
+    # Nobody has a file open now, and all know what is in them.
+    assert node.stop() == 0
+    node.start()
+    with Family(node).clients() as [reader, other]:
+        reader.ask("/long/k")
+        assert reader.is_answered(20)
+        # What fits the sockets is on its way; these chunks are not yet.
+        later = [
+            path
+            for path in (node.folder / "cache/chunks").rglob("*")
+            if path.is_file() and int(path.suffix[1:]) >= 24
+        ]
+        assert len(later) == 16
+        for path in later:
+            if fault == "gone":
+                path.unlink()
+            else:
+                path.write_bytes(bytes(path.stat().st_size))
+        assert reader.answer()[:2] == (200, body)
+        assert other.get("/long/k")[:2] == (200, body)
+    assert node.origin_gets() == 16
+    if fault == "damaged":
+        assert node.counter("feedrack_cache_corrupt_total") == 16
