@@ -169,6 +169,9 @@ class _Opener:
             raise TierUnavailable("what was held is not held any more")
         return reader
 
+    def close(self) -> None:
+        """Nothing is filled from here."""
+
 
 class _Elsewhere:
     """All that is known here of an origin: the keeper talks to it."""
