@@ -2,13 +2,13 @@
 
 import pytest
 
-from tests.s3 import running, test_endpoint, test_lane_changes, test_server
+from tests.s3 import running, test_endpoint, test_server
 from tests.s3.tunnelled import TunnelledNode
 
-for _module in (test_endpoint, test_lane_changes, test_server):
-    for _name, _test in vars(_module).items():
-        if _name.startswith("test_"):
-            globals()[f"{_name}_of_{_module.__name__.rpartition('.')[2]}"] = _test
+for _module in (test_endpoint, test_server):
+    globals().update(
+        {name: test for name, test in vars(_module).items() if name.startswith("test_")}
+    )
 
 
 @pytest.fixture(autouse=True)

@@ -5,14 +5,12 @@ import socket
 import tempfile
 from pathlib import Path
 
-import msgspec
-
 from gateway.app import Node
 from gateway.config import Config
 from gateway.s3.line import Line
 from gateway.s3.server import S3Server
 from gateway.s3.tunnel import Tunnels
-from gateway.s3.tunnel_end import TunnelDoor, TunnelledConnection
+from gateway.s3.tunnel_end import TunnelDoor, TunnelledConnection, tunnel_limits
 
 
 class TunnelledNode(Node):
@@ -53,7 +51,7 @@ class TunnelledNode(Node):
         )
         return self.parts.s3(
             self.tunnel_door,
-            limits=msgspec.structs.replace(config.s3.limits, connections=2**31),
+            limits=tunnel_limits(config.s3.limits),
             connect=TunnelledConnection,
             count=lambda _: None,
         )
