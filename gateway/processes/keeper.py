@@ -11,14 +11,12 @@ from gateway.app import Parts
 from gateway.config import Config
 from gateway.processes.control import Asked, ChildEnd, Order, Ready, Start
 from gateway.processes.run_folder import remove
-from gateway.s3.tunnel_end import TunnelDoor, TunnelledConnection
+from gateway.s3.tunnel_end import TunnelDoor, TunnelledConnection, tunnel_limits
 from gateway.store.shared_heads import SharedHeads, index_mark
 from gateway.tiers.notes import Notes
 
 log = structlog.get_logger()
 
-# Workers limit connections; their tunnels are as many.
-_UNLIMITED = 2**31
 # What workers may take longer than their requests may, where nobody tells that they are gone.
 _GRACE_SECONDS = 15.0
 
@@ -41,7 +39,6 @@ class Keeper:
         # Before anything else: what an earlier keeper left is not believed any more from here on.
         self._heads = SharedHeads(start.heads)
         parts = self._parts = Parts(config, observer=self._heads, on_index=self._mark_index)
-        limits = msgspec.structs.replace(config.s3.limits, connections=_UNLIMITED)
         self._door = TunnelDoor(
             socket.socket(fileno=start.tunnels),
             leaving_seconds=config.s3.limits.drain_timeout_seconds,
@@ -50,7 +47,10 @@ class Keeper:
             remainder=parts.service.remainder,
         )
         self._s3 = parts.s3(
-            self._door, limits=limits, connect=TunnelledConnection, count=lambda _: None
+            self._door,
+            limits=tunnel_limits(config.s3.limits),
+            connect=TunnelledConnection,
+            count=lambda _: None,
         )
         self._admin = parts.admin(
             state=lambda: self.state,

@@ -15,6 +15,7 @@ from typing import Any, cast
 import msgspec
 import structlog
 
+from gateway.config import LimitsConfig
 from gateway.s3 import remainder
 from gateway.s3.connection import Connection
 from gateway.s3.doors import Acceptor, Protocols
@@ -58,6 +59,14 @@ class TunnelledConnection(Connection):
     def sweep(self, now: float) -> None:
         super().sweep(now)
         self.on_rest()
+
+
+def tunnel_limits(limits: LimitsConfig) -> LimitsConfig:
+    """What is left for the keeper to look after: workers count their clients, and cut those who
+    take nothing, or ask nothing."""
+    return msgspec.structs.replace(
+        limits, connections=2**31, write_timeout_seconds=0.0, idle_timeout_seconds=0.0
+    )
 
 
 class TunnelDoor:
