@@ -296,8 +296,15 @@ class _Opener:
     """Near before far: the disk, a fill under way, a new fill; the origin alone at last."""
 
     __slots__ = (
-        "_ahead", "_bucket", "_cacheable", "_chunk_bytes", "_disk", "_filler", "_version", "_wanted",
-    )  # fmt: skip
+        "_ahead",
+        "_bucket",
+        "_cacheable",
+        "_chunk_bytes",
+        "_disk",
+        "_filler",
+        "_version",
+        "_wanted",
+    )
 
     def __init__(
         self,
