@@ -286,7 +286,7 @@ class Connection(asyncio.Protocol):
             if may_go_on(data, start):
                 self._await_head(data[start:])
                 return
-            size_bytes = message_bytes(data, start)
+            size_bytes = message_bytes(data, start, self._header_bytes)
         self._patience.head_since = None
         if size_bytes is None:
             self._stays_long = True
