@@ -179,6 +179,9 @@ class _Opener:
                 return reader
         return Remainder(self._tunnels, self._bucket, span)
 
+    def close(self) -> None:
+        """Nothing is filled from here."""
+
 
 class _Elsewhere:
     """All that is known here of an origin: the keeper talks to it."""

@@ -10,8 +10,8 @@ The long lane is given one message at a time, where its end is certain (`s3/plai
 not, the connection stays on the long lane for good: so the two never differ on where a request
 begins.
 
-Header, idle and write timeouts are looked after by one sweep over all connections, so that a
-request costs no timer.
+Header, idle and write timeouts (`s3/patience.py`) are looked after by one sweep over all
+connections, so that a request costs no timer.
 """
 
 import asyncio
@@ -25,6 +25,7 @@ from gateway.s3.call import ClientGoneError
 from gateway.s3.held import HeldAnswer
 from gateway.s3.lanes import Gate, LongLane
 from gateway.s3.parting import Parting, unread_bytes
+from gateway.s3.patience import Patience
 from gateway.s3.plain import may_go_on, message_bytes, parse
 from gateway.s3.sending import render_head
 from gateway.s3.socket_files import SocketFiles
@@ -63,16 +64,9 @@ class Connection(asyncio.Protocol):
         self._stays_long = False
         self._paused = False
         self._drained: asyncio.Future[None] | None = None
-        # Since when the rest of a request's head is being waited for, and how much of it the long
-        # lane has.
-        self._head_since: float | None = None
+        # How much of a head that is still to end the long lane has.
         self._head_bytes = 0
-        # Whether anything was answered since the last sweep, and since when nothing was.
-        self._active = False
-        self._idle_since = 0.0
-        # How much the client has not taken yet, and since when it has been that much.
-        self._untaken: object = 0
-        self._untaken_since = 0.0
+        self._patience = Patience(gate.limits, loop.time())
         self.gone = asyncio.Event()
 
     @property
@@ -111,7 +105,6 @@ class Connection(asyncio.Protocol):
         self.secure = wire.get_extra_info("sslcontext") is not None
         if not self.secure and wire.get_extra_info("socket") is not None:
             self._files = SocketFiles(wire, self._loop)
-        self._head_since = self._idle_since = self._loop.time()
         if self._gate.enter(self):
             return
         if self._gate.explains:
@@ -198,8 +191,8 @@ class Connection(asyncio.Protocol):
             if held is None:
                 self._hand_over(data, start, read.stop - start)
                 return
-            self._active = True
-            self._head_since = None
+            self._patience.active = True
+            self._patience.head_since = None
             stop = read.stop
             closes = self._last_word
             try:
@@ -294,7 +287,7 @@ class Connection(asyncio.Protocol):
                 self._await_head(data[start:])
                 return
             size_bytes = message_bytes(data, start)
-        self._head_since = None
+        self._patience.head_since = None
         if size_bytes is None:
             self._stays_long = True
             self._feed(data[start:] if start else data)
@@ -310,8 +303,7 @@ class Connection(asyncio.Protocol):
 
     def _await_head(self, beginning: bytes) -> None:
         """Keeps the beginning of a head until more of it comes."""
-        if self._head_since is None:
-            self._head_since = self._loop.time()
+        self._patience.awaits_head(self._loop.time())
         if len(beginning) > self._header_bytes:
             self.farewell(RequestHeaderSectionTooLarge(), "header too large")
         else:
@@ -327,18 +319,17 @@ class Connection(asyncio.Protocol):
                 lane.pause_writing()
         lane.data_received(data)
         if not lane.idle:
-            self._head_since = None
+            self._patience.head_since = None
             self._head_bytes = 0
         elif self._stays_long:
-            if self._head_since is None:
-                self._head_since = self._loop.time()
+            self._patience.awaits_head(self._loop.time())
             self._head_bytes += len(data)
             if self._head_bytes > self._header_bytes:
                 self.farewell(RequestHeaderSectionTooLarge(), "header too large")
 
     def rested(self) -> None:
         """An answer has gone out, by whichever lane, and that lane waits for another request."""
-        self._active = True
+        self._patience.active = True
         if self._backlog or self._ended or self._gate.leaving:
             self._go_on_soon()
 
@@ -374,33 +365,24 @@ class Connection(asyncio.Protocol):
 
     def sweep(self, now: float) -> None:
         """Cuts the client if it has kept us waiting for too long. `now` is the loop's time."""
-        wire = self._transport
+        wire, files = self._transport, self._files
         if wire is None:
             return
-        limits = self._gate.limits
-        sending = self._files is not None and self._files.waiting
-        untaken = (
-            wire.get_write_buffer_size(),
-            self._files.sent_bytes if self._files is not None else 0,
+        verdict = self._patience.judge(
+            now,
+            untaken_bytes=wire.get_write_buffer_size(),
+            sent_bytes=files.sent_bytes if files is not None else 0,
+            sending=files is not None and files.waiting,
+            idle=self.idle and not self._deaf,
         )
-        if untaken != self._untaken or not (untaken[0] or sending):
-            self._untaken = untaken
-            self._untaken_since = now
-        elif 0 < limits.write_timeout_seconds < now - self._untaken_since:
-            self._gate.metrics.connections_refused.labels("write timeout").inc()
-            wire.abort()
-            return
-        if not self.idle or self._deaf:
-            self._idle_since = now
-            return
-        if self._active or untaken[0]:
-            self._active = False
-            self._idle_since = now
-        if self._head_since is not None:
-            if 0 < limits.header_timeout_seconds < now - self._head_since:
-                self.farewell(RequestTimeout(), "header timeout")
-        elif 0 < limits.idle_timeout_seconds < now - self._idle_since:
-            self._close()
+        match verdict:
+            case "write timeout":
+                self._gate.metrics.connections_refused.labels(verdict).inc()
+                wire.abort()
+            case "header timeout":
+                self.farewell(RequestTimeout(), verdict)
+            case "idle timeout":
+                self._close()
 
     def depart(self) -> None:
         """Closes after the request in flight, which is being read and answered as ever."""

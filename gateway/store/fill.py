@@ -13,12 +13,15 @@ followers get TierFull and read from the origin for themselves (pass-through).
 import asyncio
 import random
 from collections.abc import Callable
+from time import monotonic
+from weakref import WeakValueDictionary
 
 import structlog
 
 from gateway.errors import FeedrackError, TierFull, TierUnavailable
 from gateway.model.objects import Span
 from gateway.model.ranges import ByteRange
+from gateway.store.lanes import Lane, budgets
 from gateway.telemetry.metrics import Metrics
 from gateway.tiers.disk import DiskTier, Landing
 from gateway.tiers.protocol import FileRegion, OpenedObject, Origin, SpanReader, TierName
@@ -41,6 +44,8 @@ class Fill:
         self.error: Exception | None = None
         self.memory: bytearray | bytes | None = None
         self.landing: Landing | None = None
+        self.followers = 0
+        self.task: asyncio.Task[None] | None = None
         self._waiting: list[asyncio.Future[None]] = []
 
     async def space(self) -> memoryview:
@@ -97,10 +102,25 @@ class FollowingReader:
         self._fill = fill
         self._disk = disk
         self._kept: SpanReader | None = None
+        self._follows = True
+        self.tier: TierName = "disk" if fill.done else "origin"
+        # Hears how long each wait for the origin's bytes was, in seconds.
+        self.on_wait: Callable[[float], None] | None = None
+        fill.followers += 1
 
     @property
-    def tier(self) -> TierName:
-        return "origin"
+    def received_bytes(self) -> int:
+        """What has come of the span."""
+        return self._fill.received_bytes
+
+    @property
+    def begun(self) -> bool:
+        """Whether anything has come, or nothing will."""
+        return self._fill.received_bytes > 0 or self._fill.done
+
+    @property
+    def failed(self) -> bool:
+        return self._fill.error is not None
 
     async def read(self, offset: int, limit_bytes: int) -> bytes | memoryview:
         while True:
@@ -117,7 +137,10 @@ class FollowingReader:
                 if self._kept is None:
                     raise TierUnavailable("the span was evicted while it was being read")
             elif offset >= fill.received_bytes:
+                begun = monotonic()
                 await fill.wait_beyond(offset)
+                if self.on_wait is not None:
+                    self.on_wait(monotonic() - begun)
             else:
                 assert fill.landing is not None  # noqa: S101 - else it were in memory
                 try:
@@ -136,8 +159,23 @@ class FollowingReader:
         return None if self._kept is None else self._kept.region(offset, limit_bytes)
 
     async def close(self) -> None:
-        if self._kept is not None:
-            await self._kept.close()
+        self.release()
+        kept, self._kept = self._kept, None
+        if kept is not None:
+            await kept.close()
+
+    def release(self) -> None:
+        """As `close`, before the fill's end."""
+        if self._follows:
+            self._follows = False
+            self._fill.followers -= 1
+
+    def call_off(self) -> None:
+        """As `release`; a fill that has brought nothing and that nobody else follows is ended."""
+        self.release()
+        fill = self._fill
+        if not fill.followers and not self.begun and fill.task is not None:
+            fill.task.cancel()
 
 
 class Filler:
@@ -155,17 +193,32 @@ class Filler:
         self._metrics = metrics
         self._small_bytes = small_object_limit_bytes
         self._jitter = jitter
+        self._lanes = budgets()
         self._fills: dict[tuple[bytes, int], Fill] = {}
+        # Fills that are over, for as long as somebody reads from what they left in memory.
+        self._over: WeakValueDictionary[tuple[bytes, int], Fill] = WeakValueDictionary()
         self._tasks: set[asyncio.Task[None]] = set()
         self._unkept_bytes = 0
         self._kept = asyncio.Event()
 
-    def find(self, span: Span) -> SpanReader | None:
-        """A reader that follows the span's fill, if one is under way."""
-        fill = self._fills.get((span.version.digest, span.number))
-        return FollowingReader(fill, self._disk) if fill is not None else None
+    def find(self, span: Span) -> FollowingReader | None:
+        """A reader that follows the span's fill, if one is under way, or has left all in memory."""
+        key = (span.version.digest, span.number)
+        fill = self._fills.get(key)
+        if fill is None:
+            fill = self._over.get(key)
+            if fill is None or fill.landing is None or not fill.landing.in_memory:
+                return None
+        return FollowingReader(fill, self._disk)
 
-    def start(self, span: Span, origin: Origin, opened: OpenedObject | None = None) -> SpanReader:
+    def start(
+        self,
+        span: Span,
+        origin: Origin,
+        opened: OpenedObject | None = None,
+        *,
+        lane: Lane = "read",
+    ) -> FollowingReader:
         """Begins to fill `span` and returns a reader that follows.
 
         `opened`: an answer that already begins at the span's first byte; it is the fill's to close.
@@ -175,10 +228,31 @@ class Filler:
         assert key not in self._fills  # noqa: S101 - callers look with `find` in the same step
         self._fills[key] = fill
         self._metrics.fills_in_flight.set(len(self._fills))
-        task = asyncio.create_task(self._run(key, fill, origin, opened))
+        self._lanes[lane].begun(span.size_bytes)
+        fill.task = task = asyncio.create_task(self._run(key, fill, origin, opened))
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+
+        def over(_: "asyncio.Task[None]") -> None:
+            self._tasks.discard(task)
+            self._lanes[lane].ended(span.size_bytes)
+            fill.task = None
+
+        task.add_done_callback(over)
         return FollowingReader(fill, self._disk)
+
+    def ahead(self, span: Span, origin: Origin, *, lane: Lane = "read") -> FollowingReader | None:
+        """A reader of a span that nobody waits for yet, its fill begun if need be; None where the
+        disk takes nothing in or the lane has enough on its way."""
+        following = self.find(span)
+        if following is not None:
+            return following
+        if not self._disk.accepting or not self._lanes[lane].fits(span.size_bytes):
+            return None
+        return self.start(span, origin, lane=lane)
+
+    def holds(self, span: Span) -> bool:
+        """Whether the disk has the span already."""
+        return self._disk.holds(span)
 
     def under_way(self) -> list[tuple[Span, int]]:
         """Every span being filled and the bytes it has so far."""
@@ -213,6 +287,8 @@ class Filler:
             del self._fills[key]
             self._metrics.fills_in_flight.set(len(self._fills))
             fill.finish(error)
+            if error is None:
+                self._over[key] = fill
             if error is not None and fill.landing is not None:
                 await fill.landing.discard()
 

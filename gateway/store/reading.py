@@ -37,6 +37,10 @@ class SpanOpener(Protocol):
         a disk that takes nothing in."""
         ...
 
+    def close(self) -> None:
+        """The read is over; nothing more is opened."""
+        ...
+
 
 class ReadAnswer:
     """What the object is, which of its bytes follow, and the bytes.
@@ -173,6 +177,11 @@ class SpanSource:
             piece = await self._next(files=files)
 
     async def close(self) -> None:
+        self._opener.close()
+        await self._leave()
+
+    async def _leave(self) -> None:
+        """Lets go of the span that is open."""
         reader, self._reader, self._held = self._reader, None, None
         if reader is not None:
             await reader.close()
@@ -190,7 +199,7 @@ class SpanSource:
         if self._position >= self._stop:
             return None
         if self._span is not None and self._position >= self._span.stop:
-            await self.close()
+            await self._leave()
         here = self._here()
         failures = 0
         direct = False
@@ -208,7 +217,7 @@ class SpanSource:
                     )
                     self._count(here, self._reader.tier, len(piece))
             except (Corrupt, TierFull, TierUnavailable) as error:
-                await self.close()
+                await self._leave()
                 failures += 1
                 if failures == _PATIENCE:
                     raise

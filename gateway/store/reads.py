@@ -19,10 +19,11 @@ from gateway.model.objects import (
     known_object,
 )
 from gateway.model.ranges import ByteRange, RangeSpec, span
+from gateway.store.ahead import Ahead
 from gateway.store.buckets import Bucket
 from gateway.store.core import Core
 from gateway.store.direct import DirectReader
-from gateway.store.fill import Filler
+from gateway.store.fill import Filler, FollowingReader
 from gateway.store.held import HeldReads, choose
 from gateway.store.reading import ReadAnswer, SpanSource
 from gateway.store.versions import Ticket
@@ -125,12 +126,12 @@ class Reads(Core):
             source = self._source(where, look.known, chosen, brought=look.brought)
             try:
                 first = await source.begin()
-            except VersionChanged:
-                # Written past us since we last looked, and nothing is sent yet: look again.
+            except BaseException as error:
                 await source.close()
-                if attempt == _RESTARTS - 1:
-                    raise
-                continue
+                # Written past us since we last looked, and nothing is sent yet: look again.
+                if isinstance(error, VersionChanged) and attempt < _RESTARTS - 1:
+                    continue
+                raise
             return ReadAnswer(info, chosen, partial=partial, part=part, tier=first, source=source)
         raise AssertionError("unreachable")
 
@@ -260,7 +261,7 @@ class Reads(Core):
         return SpanSource(
             version,
             wanted,
-            _Opener(where, self._disk, self._filler, cacheable=True),
+            self._opener(where, version, wanted, cacheable=True),
             chunk_size_bytes=self._cache.chunk_size,
             on_changed=lambda: self._versions.forget(ref),
         )
@@ -271,25 +272,65 @@ class Reads(Core):
         return SpanSource(
             known.version,
             wanted,
-            _Opener(bucket, self._disk, self._filler, cacheable=known.info.cacheable),
+            self._opener(bucket, known.version, wanted, cacheable=known.info.cacheable),
             chunk_size_bytes=self._cache.chunk_size,
             on_changed=lambda: self._versions.forget(known.version.ref),
             brought=brought,
+        )
+
+    def _opener(
+        self, bucket: Bucket, version: ObjectVersion, wanted: ByteRange, *, cacheable: bool
+    ) -> "_Opener":
+        return _Opener(
+            bucket,
+            version,
+            wanted,
+            self._disk,
+            self._filler,
+            self._cache.chunk_size,
+            cacheable=cacheable,
         )
 
 
 class _Opener:
     """Near before far: the disk, a fill under way, a new fill; the origin alone at last."""
 
-    __slots__ = ("_bucket", "_cacheable", "_disk", "_filler")
+    __slots__ = (
+        "_ahead",
+        "_bucket",
+        "_cacheable",
+        "_chunk_bytes",
+        "_disk",
+        "_filler",
+        "_version",
+        "_wanted",
+    )
 
-    def __init__(self, bucket: Bucket, disk: DiskTier, filler: Filler, *, cacheable: bool) -> None:
+    def __init__(
+        self,
+        bucket: Bucket,
+        version: ObjectVersion,
+        wanted: ByteRange,
+        disk: DiskTier,
+        filler: Filler,
+        chunk_bytes: int,
+        *,
+        cacheable: bool,
+    ) -> None:
         self._bucket = bucket
         self._cacheable = cacheable
+        self._version = version
+        self._wanted = wanted
         self._disk = disk
         self._filler = filler
+        self._chunk_bytes = chunk_bytes
+        self._ahead: Ahead | None = None
 
     def open_now(self, span: Span) -> InstantReader | None:
+        if self._ahead is not None:
+            following = self._ahead.reader(span.number)
+            if following is not None:
+                return following
         return self._disk.open_now(span)
 
     async def open(self, span: Span, direct: bool) -> SpanReader:
@@ -298,16 +339,34 @@ class _Opener:
             return DirectReader(span, origin)
         following = self._filler.find(span)
         if following is not None:
-            return following
+            return self._followed(span, following)
         kept = await self._disk.open(span)
         if kept is not None:
             return kept
         following = self._filler.find(span)
         if following is not None:
-            return following
+            return self._followed(span, following)
         if not self._disk.accepting:
             return DirectReader(span, origin)
-        return self._filler.start(span, origin)
+        return self._followed(span, self._filler.start(span, origin))
+
+    def close(self) -> None:
+        if self._ahead is not None:
+            self._ahead.close()
+
+    def _followed(self, span: Span, following: FollowingReader) -> FollowingReader:
+        """What comes in is walked with an eye on what comes after it."""
+        if self._ahead is None and span.stop < self._wanted.stop:
+            self._ahead = Ahead(
+                self._filler,
+                self._bucket.origin,
+                self._version,
+                self._wanted,
+                chunk_size_bytes=self._chunk_bytes,
+            )
+        if self._ahead is not None:
+            self._ahead.reached(span.number, following)
+        return following
 
 
 def _with_checksums(info: ObjectInfo, asked: ObjectInfo) -> ObjectInfo:

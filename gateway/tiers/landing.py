@@ -53,6 +53,11 @@ class Landing(GrowingFile):
         self._direct = False
         self._error: TierFull | TierUnavailable | None = None
 
+    @property
+    def in_memory(self) -> bool:
+        """Whether all that was received is still in memory."""
+        return all(piece.memory is not None for piece in self._held)
+
     async def space(self) -> memoryview:
         """Where the next bytes go: at least one, never past the chunk's end. Waits for memory;
         raises TierFull, TierUnavailable where the disk has refused what came before."""
