@@ -93,6 +93,11 @@ class Connection(asyncio.Protocol):
         return self._stays_long
 
     @property
+    def ends_at_rest(self) -> bool:
+        """Whether it is closed as soon as nothing is being answered."""
+        return self._departs
+
+    @property
     def leaving(self) -> bool:
         """Whether the answer being given is the last."""
         return self._gate.leaving
@@ -241,7 +246,7 @@ class Connection(asyncio.Protocol):
         if backlog:
             self._transport.resume_reading()
             self._serve(backlog)
-        ends = self._ended or self._departs
+        ends = self._ended or self.ends_at_rest
         if ends and self._sending is None and self._rests and not self._backlog:
             self.end()
 
@@ -331,7 +336,7 @@ class Connection(asyncio.Protocol):
     def rested(self) -> None:
         """An answer has gone out, by whichever lane, and that lane waits for another request."""
         self._patience.active = True
-        if self._backlog or self._ended or self._departs:
+        if self._backlog or self._ended or self.ends_at_rest:
             self._go_on_soon()
 
     # A wire

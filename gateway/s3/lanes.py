@@ -79,7 +79,12 @@ class Gate(Protocol):
 
     @property
     def leaving(self) -> bool:
-        """Whether connections end with the answer being given."""
+        """Whether each connection's next answer says that it is the last."""
+        ...
+
+    @property
+    def draining(self) -> bool:
+        """Whether connections are closed as soon as nothing is being answered on them."""
         ...
 
     def enter(self, connection: "Connection") -> bool:

@@ -134,6 +134,10 @@ class S3Server:
     def leaving(self) -> bool:
         return self._leaving
 
+    @property
+    def draining(self) -> bool:
+        return self._draining
+
     def _cut(self) -> None:
         for connection in [*self._connections, *self._turned_away]:
             connection.abort()

@@ -48,6 +48,11 @@ class TunnelledConnection(Connection):
     def leaving(self) -> bool:
         return self.retires
 
+    @property
+    def ends_at_rest(self) -> bool:
+        # The tunnel does, which the worker must be able to tell from the client's connection.
+        return False
+
     def rested(self) -> None:
         super().rested()
         self.on_rest()
