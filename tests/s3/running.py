@@ -166,6 +166,7 @@ async def running(
     buckets: Mapping[str, Any] | None = None,
     origin: Mapping[str, Any] | None = None,
     origins: Mapping[str, Any] | None = None,
+    cache: Mapping[str, Any] | None = None,
 ) -> AsyncIterator[Running]:
     """A node over `directory/data`, or over `origin`, drained and stopped at the end. `origins`:
     further ones."""
@@ -183,6 +184,7 @@ async def running(
                 "capacity": "64MiB",
                 "chunk_size": "1MiB",
                 "small_object_limit": "64KiB",
+                **(cache or {}),
             },
             "default_origin": "main",
             "origins": {

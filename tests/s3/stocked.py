@@ -130,11 +130,14 @@ async def settled() -> None:
 
 
 @asynccontextmanager
-async def stocked(directory: Path, **settings: Any) -> AsyncIterator[Stocked]:
-    """A node that holds OBJECTS in a bucket "open"; `settings` as of `running`."""
+async def stocked(
+    directory: Path, *, trusted: Path | None = None, **settings: Any
+) -> AsyncIterator[Stocked]:
+    """A node that holds OBJECTS in a bucket "open"; `settings` as of `running`, `trusted`: who has
+    signed its certificate."""
     kinds = {"open": {"public_read": True, "freshness_seconds": 3600}}
     async with running(directory, buckets=kinds, **settings) as node:
-        s3 = node.client()
+        s3 = node.client(verify=str(trusted) if trusted is not None else None)
         await call(s3.create_bucket, Bucket="open")
         for key, body in OBJECTS.items():
             await call(s3.put_object, Bucket="open", Key=key, Body=body)
