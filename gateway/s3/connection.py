@@ -24,7 +24,7 @@ from gateway.s3.answer import Answer
 from gateway.s3.call import ClientGoneError
 from gateway.s3.held import HeldAnswer
 from gateway.s3.lanes import Gate, LongLane
-from gateway.s3.parting import Parting, unread_bytes
+from gateway.s3.parting import Parting
 from gateway.s3.patience import Patience
 from gateway.s3.plain import may_go_on, message_bytes, parse
 from gateway.s3.sending import render_head
@@ -51,8 +51,9 @@ class Connection(asyncio.Protocol):
         self.secure = False
         self._deaf = False
         self._parting: Parting | None = None
-        # The client sends nothing more.
+        # The client sends nothing more; and what is being answered is to be the last.
         self._ended = False
+        self._departs = False
         # A fast answer that is still being sent, and what came in while a request was answered.
         self._sending: asyncio.Task[None] | None = None
         self._backlog = b""
@@ -94,7 +95,7 @@ class Connection(asyncio.Protocol):
     @property
     def ends_at_rest(self) -> bool:
         """Whether it is closed as soon as nothing is being answered."""
-        return self._gate.draining
+        return self._departs
 
     @property
     def leaving(self) -> bool:
@@ -211,7 +212,7 @@ class Connection(asyncio.Protocol):
                     self._keep(data[stop:])
                 return
             if closes:
-                self._close(listens=stop < len(data))
+                self.end(listens=stop < len(data))
                 return
             start = stop
             answered += 1
@@ -247,7 +248,7 @@ class Connection(asyncio.Protocol):
             self._serve(backlog)
         ends = self._ended or self.ends_at_rest
         if ends and self._sending is None and self._rests and not self._backlog:
-            self._close()
+            self.end()
 
     # The fast lane
 
@@ -268,7 +269,7 @@ class Connection(asyncio.Protocol):
             self._hand_over(request, 0, len(request))
             return
         if closes:
-            self._close()
+            self.end()
         else:
             self.rested()
 
@@ -291,7 +292,7 @@ class Connection(asyncio.Protocol):
             if may_go_on(data, start):
                 self._await_head(data[start:])
                 return
-            size_bytes = message_bytes(data, start)
+            size_bytes = message_bytes(data, start, self._header_bytes)
         self._patience.head_since = None
         if size_bytes is None:
             self._stays_long = True
@@ -387,41 +388,33 @@ class Connection(asyncio.Protocol):
             case "header timeout":
                 self.farewell(RequestTimeout(), verdict)
             case "idle timeout":
-                self._close()
+                self.end()
 
     def depart(self) -> None:
         """Closes after the request in flight, which is being read and answered as ever."""
-        if self._sending is not None:
-            return
+        self._departs = True
         if self._long is not None and not self._long.idle:
             self._long.depart()
-        else:
-            self._close()
+        elif self._sending is None:
+            self.end()
 
     def abort(self) -> None:
         """Breaks the connection now."""
         if self._transport is not None:
             self._transport.abort()
 
-    def _close(self, *, listens: bool = False) -> None:
+    def end(self, *, listens: bool = False) -> None:
         """Closes once everything written has been taken. `listens`: the client may send on."""
         wire = self._transport
         if wire is None or wire.is_closing() or self._parting is not None:
             return
         self._deaf = True
-        if self._ended:
-            listens = False
-        elif self.secure:
-            listens = True
-        elif not listens:
-            listens = bool(self._backlog) or unread_bytes(wire) > 0
-        if listens:
-            limits = self._gate.limits
-            self._parting = Parting(
-                wire, self._loop, write_timeout_seconds=limits.write_timeout_seconds
-            )
-        else:
-            wire.close()
+        self._parting = Parting(
+            wire,
+            self._loop,
+            write_timeout_seconds=self._gate.limits.write_timeout_seconds,
+            sends_on=not self._ended and (listens or bool(self._backlog) or None),
+        )
 
     def refuse_all(self) -> None:
         """Heeds nothing more that the client sends: it has not been HTTP."""
@@ -435,7 +428,7 @@ class Connection(asyncio.Protocol):
     async def part(self, *, listens: bool) -> None:
         """Returns once the connection has ended, after the last answer of the long lane.
         `listens`: the client may send on."""
-        self._close(listens=listens)
+        self.end(listens=listens)
         await self.gone.wait()
 
     def farewell(self, failure: S3Error, reason: str) -> None:
@@ -447,4 +440,4 @@ class Connection(asyncio.Protocol):
         answer = self.refusal(failure)
         wire.write(render_head(answer.status, answer.headers, len(answer.body), "close"))
         wire.write(answer.body)
-        self._close(listens=True)
+        self.end(listens=True)

@@ -5,6 +5,8 @@ to wait for between them. It answers only what goes well: whatever is refused, m
 elsewhere is left, as it came, to the long way, which finds the same and has the words for it.
 """
 
+import asyncio
+
 import structlog
 from msgspec import Struct, field
 
@@ -114,6 +116,9 @@ class HeldEndpoint:
                 held.answer.tier = held.read.tier
                 answer = self._recorder.sign_off(held.answer, record)
                 await sending.send_stream(wire, answer, connection=connection, chunks=True)
+        except asyncio.CancelledError:
+            record.broken = "stopped"
+            raise
         except ClientGoneError as error:
             record.broken = _broken(error)
             raise

@@ -18,7 +18,10 @@ _LOOK_SECONDS = 0.25
 
 class Parting:
     """Ends a connection once the client has everything, or has taken nothing more for
-    `write_timeout_seconds` (0: for ever). Whoever reads it must drop what still comes."""
+    `write_timeout_seconds` (0: for ever). Whoever reads it must drop what still comes.
+
+    `sends_on`: whether the client may send anything more; None: if it has just done so.
+    """
 
     def __init__(
         self,
@@ -26,12 +29,19 @@ class Parting:
         loop: asyncio.AbstractEventLoop,
         *,
         write_timeout_seconds: float,
+        sends_on: bool | None,
     ) -> None:
         self._transport = transport
         self._loop = loop
         self._write_timeout_seconds = write_timeout_seconds
         self._farewell_seconds = 0.0
-        if transport.can_write_eof():
+        halves = transport.can_write_eof()
+        if sends_on is None:
+            sends_on = not halves or _asked(transport, termios.FIONREAD) > 0
+        if not sends_on:
+            transport.close()
+            return
+        if halves:
             transport.write_eof()
             self._farewell_seconds = FAREWELL_SECONDS
         transport.resume_reading()
@@ -60,12 +70,8 @@ class Parting:
         return self._transport.get_write_buffer_size() + _asked(self._transport, termios.TIOCOUTQ)
 
 
-def unread_bytes(transport: asyncio.Transport) -> int:
-    """Bytes that have come over a connection and that nobody has read yet."""
-    return _asked(transport, termios.FIONREAD)
-
-
 def _asked(transport: asyncio.Transport, question: int) -> int:
+    """What the kernel says of a transport's socket."""
     wire = transport.get_extra_info("socket")
     descriptor = wire.fileno() if wire is not None else -1
     if descriptor < 0:

@@ -28,9 +28,10 @@ _MESSAGE = re.compile(
     rb"((?:[!#$%&'*+\-.^_`|~0-9A-Za-z]++:[^\r\n\0]*+\r\n)*+)\r\n"
 )
 _FRAMING = re.compile(
-    rb"^(content-length|transfer-encoding|upgrade|connection):[\t ]*+([^\r]*?)[\t ]*+\r$",
+    rb"^(content-length|transfer-encoding|upgrade|connection):([^\r]*+)\r$",
     re.IGNORECASE | re.MULTILINE,
 )
+_HEAD_END = b"\r\n\r\n"
 _LENGTH = re.compile(rb"[0-9]{1,18}")
 _BEGINNINGS = (b"GET /", b"HEAD /", b"PUT /", b"POST /", b"DELETE /")
 _METHODS = {b"GET": "GET", b"HEAD": "HEAD"}
@@ -82,17 +83,20 @@ def parse(data: bytes, start: int, limit_bytes: int) -> PlainRead | None:
     return PlainRead(head, stop)
 
 
-def message_bytes(data: bytes, start: int) -> int | None:
+def message_bytes(data: bytes, start: int, limit_bytes: int) -> int | None:
     """How long the message at `start` of `data` is, head and body; None where that is not certain.
 
-    `data` must have all of its head; the body may still be to come.
+    `data` must have all of its head, of at most `limit_bytes`; the body may still be to come.
     """
+    if data.find(_HEAD_END, start, start + limit_bytes) < 0:
+        return None
     match = _MESSAGE.match(data, start)
     if match is None:
         return None
     length_bytes = 0
     lengths = 0
-    for name, value in _FRAMING.findall(match[1]):
+    for name, padded in _FRAMING.findall(match[1]):
+        value = padded.strip(b"\t ")
         match name.lower():
             case b"content-length":
                 if _LENGTH.fullmatch(value) is None:
@@ -111,7 +115,10 @@ def message_bytes(data: bytes, start: int) -> int | None:
 
 def may_go_on(data: bytes, start: int) -> bool:
     """Whether `data` may be the beginning of a head that is still to come."""
-    if data.find(b"\r\n\r\n", start) >= 0:
+    if data.find(_HEAD_END, start) >= 0:
+        return False
+    if data.count(b"\n", start) != data.count(b"\r\n", start):
+        # Line feeds alone end no line here; the full parser says so at once.
         return False
     sent = data[start : start + 8]
     return any(sent.startswith(each) or each.startswith(sent) for each in _BEGINNINGS)

@@ -246,8 +246,8 @@ class TunnelLane:
         """Everything sent has been answered."""
         self.doubtful = self._connection.stays_long
         self._rest()
-        if self._departs and self._client is not None:
-            self._client.close()
+        if self._departs:
+            self._connection.end()
         else:
             self._connection.rested()
 
@@ -258,8 +258,7 @@ class TunnelLane:
     def closed(self) -> None:
         """The keeper has said its last word to the client."""
         self._rest()
-        if self._client is not None:
-            self._client.close()
+        self._connection.end()
 
     def hold_back(self, held: bool) -> None:
         """The tunnel is full, or no longer."""

@@ -2,6 +2,7 @@
 way, and where it says that a message ends, aiohttp's parsers say so too."""
 
 import asyncio
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -70,7 +71,7 @@ def same_everywhere(data: bytes, start: int = 0) -> bool:
     """Whether `parse` and `message_bytes` know where the message ends, once they have been found to
     agree with both of aiohttp's parsers."""
     read = parse(data, start, _LIMIT_BYTES)
-    size_bytes = message_bytes(data, start)
+    size_bytes = message_bytes(data, start, _LIMIT_BYTES)
     if read is not None:
         assert read.stop - start == size_bytes
         for kind in _PARSERS:
@@ -287,7 +288,7 @@ def test_a_plain_head_is_taken_and_read_as_aiohttp_reads_it(
 @many
 @given(framed_messages())
 def test_a_framed_message_ends_where_aiohttp_ends_it(data: bytes) -> None:
-    assert message_bytes(data, 0) == len(data)
+    assert message_bytes(data, 0, _LIMIT_BYTES) == len(data)
     assert same_everywhere(data)
 
 
@@ -343,7 +344,7 @@ def test_where_a_message_may_end_in_more_than_one_place_its_end_is_not_said(head
     for method in ("GET", "PUT"):
         data = f"{method} /a HTTP/1.1\r\nHost: x\r\n{header}\r\n\r\n".encode()
         assert parse(data, 0, _LIMIT_BYTES) is None
-        assert message_bytes(data, 0) is None
+        assert message_bytes(data, 0, _LIMIT_BYTES) is None
         assert not same_everywhere(data)
 
 
@@ -385,6 +386,42 @@ def test_the_beginning_of_a_head_is_waited_for_wherever_it_is_cut(method: str) -
         assert may_go_on(head[:cut], 0)
         assert may_go_on(b"before" + head[:cut], 6)
         assert parse(head[:cut], 0, _LIMIT_BYTES) is None
-        assert message_bytes(head[:cut], 0) is None
+        assert message_bytes(head[:cut], 0, _LIMIT_BYTES) is None
     assert not may_go_on(head, 0)
     assert not may_go_on(b"X" + head[:9], 0)
+
+
+@pytest.mark.parametrize(
+    "unit",
+    [
+        b"content-length: 1" + b" " * 8 + b"x",
+        b"x: " + b"\t " * 6,
+        b"a: b\r\nconnection: " + b" " * 9,
+    ],
+    ids=["blanks in a length", "blanks", "blanks in a connection"],
+)
+def test_a_head_of_any_length_is_judged_in_linear_time(unit: bytes) -> None:
+    def seconds(size: int) -> float:
+        head = b"GET /a HTTP/1.1\r\n" + unit[:1] * 3 + unit[1:-1] + b" " * size + b"x\r\n\r\n"
+        best = float("inf")
+        for _ in range(3):
+            began = time.process_time()
+            parse(head, 0, 10 * size)
+            message_bytes(head, 0, 10 * size)
+            may_go_on(head[:-2], 0)
+            best = min(best, time.process_time() - began)
+        return best
+
+    # Eight times the length took sixty-four times as long, and some seconds, when it was not.
+    assert seconds(80_000) < 24 * max(seconds(10_000), 1e-4)
+
+
+def test_a_head_longer_than_the_limit_has_no_certain_end() -> None:
+    head = b"GET /a HTTP/1.1\r\nHost: x\r\nx: " + b"y" * 100 + b"\r\n\r\n"
+    assert message_bytes(head, 0, len(head)) == len(head)
+    assert message_bytes(head, 0, len(head) - 1) is None
+
+
+@pytest.mark.parametrize("head", [b"GET /a HTTP/1.1\nHost: x\n\n", b"GET /a HTTP/1.1\r\nHost: x\n"])
+def test_what_ends_its_lines_with_line_feeds_alone_is_not_waited_for(head: bytes) -> None:
+    assert not may_go_on(head, 0)

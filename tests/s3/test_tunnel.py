@@ -126,7 +126,7 @@ async def test_a_request_that_meets_the_end_of_an_idle_tunnel_goes_through_anoth
     for body in (b"two", b"three"):
         # At rest, the keeper may close at any time: the client has nothing to do with it.
         for connection in list(there.keeper._connections):
-            connection._close()
+            connection.end()
         await wire.send(node.signed("PUT", "/train/k", body=body))
         assert (await wire.reply()).status == 200
         assert (node.root / "train/k").read_bytes() == body
