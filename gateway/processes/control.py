@@ -16,15 +16,16 @@ from gateway.errors import FeedrackError
 
 Role = Literal["keeper", "worker"]
 # drain: answer what is in flight and end. retire: let clients leave of their own accord, and end.
-# announce: the node is about to drain. reload: read the certificate again.
-Order = Literal["drain", "retire", "announce", "reload"]
+# announce: the node is about to drain. reload: read the certificate again. go: stand by no longer.
+Order = Literal["drain", "retire", "announce", "reload", "go"]
 Wish = Literal["drain", "restart"]
 
 _READ_BYTES = 65_536
 
 
 class Start(Struct, frozen=True, kw_only=True, tag=True):
-    """The first message to a child: what to be, and what it has inherited, by descriptor."""
+    """The first message to a child: what to be, and what it has inherited, by descriptor.
+    `stands_by`: it gets ready, and begins when it is told to go."""
 
     role: Role
     number: int
@@ -36,12 +37,17 @@ class Start(Struct, frozen=True, kw_only=True, tag=True):
     listeners: list[int] = []
     admin: list[int] = []
     tunnels: int = -1
+    stands_by: bool = False
 
 
 class Do(Struct, frozen=True, tag=True):
     """An order to a child."""
 
     what: Order
+
+
+class Prepared(Struct, frozen=True, tag=True):
+    """A child that stands by could begin."""
 
 
 class Ready(Struct, frozen=True, tag=True):
@@ -62,7 +68,7 @@ class Failed(Struct, frozen=True, tag=True):
 
 
 ToChild = Start | Do
-FromChild = Ready | Asked | Failed
+FromChild = Prepared | Ready | Asked | Failed
 
 _to_child = msgspec.json.Decoder(ToChild)
 _from_child = msgspec.json.Decoder(FromChild)

@@ -9,7 +9,7 @@ import structlog
 
 from gateway.app import Parts
 from gateway.config import Config
-from gateway.processes.control import Asked, ChildEnd, Order, Ready, Start
+from gateway.processes.control import Asked, ChildEnd, Order, Prepared, Ready, Start
 from gateway.processes.run_folder import remove
 from gateway.s3.tunnel_end import TunnelDoor, TunnelledConnection, tunnel_limits
 from gateway.store.shared_heads import SharedHeads, index_mark
@@ -36,7 +36,9 @@ class Keeper:
         self._ordered = asyncio.Event()
         self._alone = asyncio.Event()
         self._no_lines = asyncio.Event()
-        # Before anything else: what an earlier keeper left is not believed any more from here on.
+        self._go = asyncio.Event()
+        if not start.stands_by:
+            self._go.set()
         self._heads = SharedHeads(start.heads)
         parts = self._parts = Parts(config, observer=self._heads, on_index=self._mark_index)
         self._door = TunnelDoor(
@@ -70,6 +72,10 @@ class Keeper:
     async def run(self) -> None:
         """Serves until it is told to drain, or has been left alone."""
         self._control.open(on_order=self._obey, on_lost=self._be_alone)
+        if not await self._stand_by():
+            return
+        # Before anything else: what an earlier keeper left is not believed any more from here on.
+        self._heads.begin()
         try:
             await self._admin.start()
             await self._parts.start()
@@ -88,8 +94,20 @@ class Keeper:
             if self._alone.is_set():
                 remove(self._folder)
 
+    async def _stand_by(self) -> bool:
+        """Waits until it is this keeper's turn; False where that never comes."""
+        if not self._go.is_set():
+            self._control.tell(Prepared())
+        turns = [asyncio.create_task(each.wait()) for each in (self._go, self._ordered)]
+        await asyncio.wait(turns, return_when=asyncio.FIRST_COMPLETED)
+        for turn in turns:
+            turn.cancel()
+        return self._go.is_set()
+
     def _obey(self, order: Order) -> None:
-        if order == "drain":
+        if order == "go":
+            self._go.set()
+        elif order == "drain":
             self._ordered.set()
         elif order == "announce":
             self._state = "draining"
@@ -97,6 +115,9 @@ class Keeper:
     def _be_alone(self) -> None:
         """The supervisor has died. The workers drain; they still need a keeper until they have."""
         log.error("supervisor lost", role="keeper")
+        if not self._go.is_set():
+            self._ordered.set()
+            return
         self._state = "draining"
         self._alone.set()
         self._last_orders = asyncio.create_task(self._outlive_workers())

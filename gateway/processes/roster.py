@@ -13,19 +13,23 @@ from gateway.processes.control import Order, Role
 _SPELL_SECONDS = 10.0
 _FIRST_PAUSE_SECONDS = 0.5
 _LONGEST_PAUSE_SECONDS = 8.0
-# How long a worker may take to serve. (A keeper recovers its disk, however long that takes.)
+# How long a worker may take to serve, and a keeper to stand by. (A keeper that begins recovers its
+# disk, however long that takes.)
 _START_SECONDS = 60.0
 # What a process that drains may take longer than its requests may: a disk writes what it has.
 _GRACE_SECONDS = 30.0
 
 
 class Member(Struct):
-    """One child. `orders` are those given to it."""
+    """One child. `orders` are those given to it. `waits`: it stands by for the keeper that is to
+    go, `prepared` once it could begin."""
 
     role: Role
     number: int
     generation: int
     since: float
+    waits: bool = False
+    prepared: bool = False
     serving: bool = False
     orders: tuple[Order, ...] = ()
 
@@ -41,6 +45,7 @@ class Spawn(Struct, frozen=True):
     role: Role
     number: int
     generation: int
+    waits: bool = False
 
 
 class Tell(Struct, frozen=True):
@@ -86,6 +91,12 @@ class Roster:
         self._trouble: dict[Role, _Trouble] = {"keeper": _Trouble(), "worker": _Trouble()}
 
     # What happened
+
+    def prepared(self, number: int) -> None:
+        """A child that stands by could begin."""
+        member = self.members.get(number)
+        if member is not None:
+            member.prepared = True
 
     def ready(self, number: int, now: float) -> None:
         """A child serves."""
@@ -168,22 +179,29 @@ class Roster:
         return min(times, default=float("inf"))
 
     def _keep_keeper(self, now: float) -> list[Action]:
-        keepers = self._of("keeper")
+        keepers = [keeper for keeper in self._of("keeper") if not keeper.waits]
+        waiting = [keeper for keeper in self._of("keeper") if keeper.waits and keeper.stays]
+        successors = [keeper for keeper in waiting if keeper.generation == self.generation]
+        actions: list[Action] = [
+            self._tell(keeper, "drain", now) for keeper in waiting if keeper not in successors
+        ]
         if not keepers:
-            if now < self._trouble["keeper"].not_before:
-                return []
-            return [self._spawn("keeper", now)]
-        [keeper] = keepers
-        replaced = all(worker.generation == self.generation for worker in self._staying())
-        if (
-            keeper.generation != self.generation
-            and keeper.stays
-            and replaced
-            and len(self._staying()) == self._workers[self.generation]
-            and all(worker.serving for worker in self._staying())
-        ):
-            return [self._tell(keeper, "drain", now)]
-        return []
+            if successors:
+                successors[0].waits = False
+                actions.append(self._tell(successors[0], "go", now))
+            elif now >= self._trouble["keeper"].not_before:
+                actions.append(self._spawn("keeper", now))
+        elif keepers[0].generation != self.generation and keepers[0].stays:
+            staying = self._staying()
+            replaced = len(staying) == self._workers[self.generation] and all(
+                worker.serving and worker.generation == self.generation for worker in staying
+            )
+            if replaced and not successors:
+                # It comes as far as it can beside the one that still serves.
+                actions.append(self._spawn("keeper", now, waits=True))
+            elif replaced and successors[0].prepared:
+                actions.append(self._tell(keepers[0], "drain", now))
+        return actions
 
     def _keep_workers(self, now: float) -> list[Action]:
         staying = self._staying()
@@ -207,7 +225,7 @@ class Roster:
         actions: list[Action] = []
         workers = self._of("worker")
         for keeper in self._of("keeper"):
-            if not workers and "drain" not in keeper.orders:
+            if (keeper.waits or not workers) and "drain" not in keeper.orders:
                 actions.append(self._tell(keeper, "drain", now))
             elif "announce" not in keeper.orders and "drain" not in keeper.orders:
                 actions.append(self._tell(keeper, "announce", now))
@@ -230,7 +248,8 @@ class Roster:
         if "drain" in member.orders:
             seconds = self._drain_seconds[member.generation] + _GRACE_SECONDS
             return [member.since + seconds]
-        if member.role == "worker" and not member.serving:
+        starts = member.role == "worker" and not member.serving
+        if starts or (member.waits and not member.prepared):
             return [member.since + _START_SECONDS]
         return []
 
@@ -240,10 +259,11 @@ class Roster:
     def _staying(self) -> list[Member]:
         return [member for member in self._of("worker") if member.stays]
 
-    def _spawn(self, role: Role, now: float) -> Spawn:
+    def _spawn(self, role: Role, now: float, *, waits: bool = False) -> Spawn:
         self._numbers += 1
-        self.members[self._numbers] = Member(role, self._numbers, self.generation, now)
-        return Spawn(role, self._numbers, self.generation)
+        number, generation = self._numbers, self.generation
+        self.members[number] = Member(role, number, generation, now, waits)
+        return Spawn(role, number, generation, waits)
 
     def _tell(self, member: Member, order: Order, now: float) -> Tell:
         member.orders = (*member.orders, order)

@@ -28,7 +28,15 @@ from gateway.config import (
     read_secret,
     s3_url,
 )
-from gateway.processes.control import Asked, ControlLost, Failed, Ready, Start, SupervisorEnd
+from gateway.processes.control import (
+    Asked,
+    ControlLost,
+    Failed,
+    Prepared,
+    Ready,
+    Start,
+    SupervisorEnd,
+)
 from gateway.processes.roster import Action, Kill, Member, Roster, Spawn, Tell
 from gateway.processes.run_folder import RunFolder
 from gateway.s3.doors import bind, port_of
@@ -201,6 +209,7 @@ class Supervisor:
             listeners=[] if keeper else [each.fileno() for each in self._listeners],
             admin=[each.fileno() for each in self._admin] if keeper else [],
             tunnels=self._tunnels.fileno() if keeper else -1,
+            stands_by=spawn.waits,
         )
         inherited = [*start.listeners, *start.admin, start.heads, self._folder.lock]
         if keeper:
@@ -234,6 +243,8 @@ class Supervisor:
             return
         for message in messages:
             match message:
+                case Prepared():
+                    self._roster.prepared(number)
                 case Ready():
                     self._roster.ready(number, time.monotonic())
                     member = self._roster.members[number]

@@ -74,7 +74,7 @@ def index_mark(inode: int, generation: int) -> int:
 
 
 class SharedHeads:
-    """The writer's side. Making one voids what the memory holds: one keeper at a time.
+    """The writer's side: one at a time, from `begin` on.
 
     It is what a `VersionTable` tells of what it remembers and drops; neither ever raises.
     """
@@ -82,6 +82,10 @@ class SharedHeads:
     def __init__(self, descriptor: int) -> None:
         self._map = mmap.mmap(descriptor, _SIZE_BYTES)
         self._words = memoryview(self._map).cast("Q")
+        self._epoch = b""
+
+    def begin(self) -> None:
+        """Voids what the memory holds. Call before anything else, when no other one lives."""
         self._words[_MARK] = 0
         self._words[_EPOCH] = secrets.randbits(64)
         self._epoch = bytes(self._map[:8])

@@ -37,7 +37,11 @@ class Family:
         return done
 
     def ready(self, number: int) -> list[Action]:
-        self.roster.ready(number, self.now)
+        """It comes as far as it may: to stand by, or to serve."""
+        if self.roster.members[number].waits:
+            self.roster.prepared(number)
+        else:
+            self.roster.ready(number, self.now)
         return self.do()
 
     def die(self, number: int) -> list[Action]:
@@ -67,7 +71,7 @@ class Family:
                 elif not self.roster.members[number].serving:
                     self.ready(number)
             self.later(10.0)
-            ending = any(self.ordered[number] for number in self.alive)
+            ending = any({"drain", "retire"} & set(self.ordered[n]) for n in self.alive)
             if self.roster.over or (self.roster.settled and not ending):
                 return
         raise AssertionError("it never settles")
@@ -124,12 +128,15 @@ def test_a_restart_replaces_workers_one_by_one_and_the_keeper_last() -> None:
     assert isinstance(next_spawned, Spawn)
     # Nobody waits for those who retire: they may have clients for hours.
     told = family.ready(next_spawned.number)
-    assert told == [Tell(two, "retire"), Tell(keeper, "drain")]
-    [keeper_spawned] = family.die(keeper)
-    assert isinstance(keeper_spawned, Spawn)
-    assert (keeper_spawned.role, keeper_spawned.generation) == ("keeper", 2)
+    assert told[0] == Tell(two, "retire")
+    # The next keeper stands by before this one ends, and begins when it has.
+    [successor] = told[1:]
+    assert isinstance(successor, Spawn)
+    assert (successor.role, successor.generation, successor.waits) == ("keeper", 2, True)
+    assert family.ready(successor.number) == [Tell(keeper, "drain")]
+    assert family.die(keeper) == [Tell(successor.number, "go")]
     assert not family.roster.settled
-    family.ready(keeper_spawned.number)
+    family.ready(successor.number)
     assert family.roster.settled
     assert family.die(one) == family.die(two) == []
 
@@ -162,6 +169,33 @@ def test_a_new_process_that_does_not_serve_takes_everyone_back(role: str) -> Non
     assert len(family.of("worker")) == 2
     # Those of the first generation that were never replaced are still there.
     assert {spawn.generation for spawn in family.alive.values()} == {1}
+
+
+def test_a_keeper_that_cannot_stand_by_leaves_the_one_there_is_alone() -> None:
+    family = Family().start()
+    [keeper] = family.of("keeper")
+    family.roster.restart(workers=2, drain_seconds=30.0)
+    family.do()
+    while len(family.of("keeper")) < 2:
+        family.ready(next(n for n in family.alive if not family.roster.members[n].serving))
+    family.die(family.of("keeper")[1])
+    assert family.fell_back
+    family.settle()
+    assert family.of("keeper") == [keeper]
+    assert family.ordered[keeper] == []
+
+
+def test_a_keeper_that_dies_is_followed_by_the_one_that_stands_by() -> None:
+    family = Family().start()
+    [keeper] = family.of("keeper")
+    family.roster.restart(workers=2, drain_seconds=30.0)
+    family.do()
+    while len(family.of("keeper")) < 2:
+        family.ready(next(n for n in family.alive if not family.roster.members[n].serving))
+    [_, successor] = family.of("keeper")
+    assert family.die(keeper) == [Tell(successor, "go")]
+    family.settle()
+    assert family.of("keeper") == [successor]
 
 
 def test_what_served_once_is_replaced_in_its_own_generation() -> None:
@@ -251,7 +285,7 @@ def test_whatever_happens_there_is_one_keeper_and_a_way_back(
                 act = family.do
         if act is not None:
             act()
-        assert len(family.of("keeper")) <= 1
+        assert sum(not family.roster.members[each].waits for each in family.of("keeper")) <= 1
         assert family.roster.members.keys() == family.alive.keys()
     family.settle()
     if family.roster.draining:
@@ -275,7 +309,11 @@ def test_a_restart_never_has_fewer_serving_workers_than_the_smaller_number(
         ]
         assert len(serving) >= min(before, after)
         assert len(family.of("worker")) <= before + after + 1
-        starting = [n for n in family.alive if not family.roster.members[n].serving]
+        starting = [
+            number
+            for number, member in family.roster.members.items()
+            if not (member.prepared if member.waits else member.serving)
+        ]
         ending = [n for n in family.of("keeper") if "drain" in family.ordered[n]]
         if starting:
             family.ready(starting[0])

@@ -47,6 +47,7 @@ def clock() -> Clock:
 @pytest.fixture
 def heads(memory: int) -> Iterator[SharedHeads]:
     heads = SharedHeads(memory)
+    heads.begin()
     yield heads
     heads.close()
 
@@ -124,6 +125,8 @@ def test_a_keeper_that_starts_voids_what_an_earlier_one_left(
     heads.remembered(REF, info("e1"), 100.0)
     heads.mark_index(7)
     following = SharedHeads(memory)
+    assert view.trusted(REF, None) == info("e1")
+    following.begin()
     assert view.trusted(REF, None) is None
     assert not view.believes_index(7)
     following.remembered(REF, info("e2"), 101.0)
@@ -202,6 +205,7 @@ def test_a_reader_never_finds_another_version_than_the_last(
 ) -> None:
     memory = make_memory()
     heads, view = SharedHeads(memory), SharedHeadsView(memory)
+    heads.begin()
     truth: dict[ObjectRef, ObjectInfo] = {}
     try:
         for ref, length in steps:
@@ -241,6 +245,7 @@ def _read_until(stop: Event, descriptor: int, wrong: "multiprocessing.Queue[str]
 
 def test_another_process_reads_no_mixture_and_nothing_older_than_before(memory: int) -> None:
     heads = SharedHeads(memory)
+    heads.begin()
     spawn = multiprocessing.get_context("fork")
     stop, wrong = spawn.Event(), spawn.Queue()
     reader = spawn.Process(target=_read_until, args=(stop, memory, wrong))
