@@ -21,6 +21,8 @@ Order = Literal["drain", "retire", "announce", "reload", "go"]
 Wish = Literal["drain", "restart"]
 
 _READ_BYTES = 65_536
+# How long a child may take to read a first message that does not fit its socket.
+_START_SECONDS = 20.0
 
 
 class Start(Struct, frozen=True, kw_only=True, tag=True):
@@ -88,12 +90,17 @@ class SupervisorEnd:
     def fileno(self) -> int:
         return self._channel.fileno()
 
-    def start(self, start: Start) -> None:
-        """Hands the child its first message, waiting for it to read one that is large."""
-        self._channel.setblocking(True)
-        with contextlib.suppress(OSError):
+    def start(self, start: Start, timeout_seconds: float = _START_SECONDS) -> bool:
+        """Hands the child its first message, waiting for it to read one that is large. False where
+        it does not: it will never know what to be."""
+        self._channel.settimeout(timeout_seconds)
+        try:
             self._channel.sendall(msgspec.json.encode(start) + b"\n")
-        self._channel.setblocking(False)
+        except OSError:
+            return False
+        finally:
+            self._channel.setblocking(False)
+        return True
 
     def order(self, what: Order) -> None:
         """Gives an order; one that cannot take it is dead, or about to be found so."""

@@ -72,6 +72,9 @@ class Supervisor:
             workers=config.node.workers, drain_seconds=config.s3.limits.drain_timeout_seconds
         )
         self._children: dict[int, _Child] = {}
+        # Processes that have ended and that the metrics could not be told of yet.
+        self._unforgotten: set[int] = set()
+        self._forgets_later = False
         self._selector = selectors.DefaultSelector()
         self._restarting = False
         self._status = 0
@@ -196,7 +199,33 @@ class Supervisor:
             child.process.kill()
 
     def _spawn(self, spawn: Spawn) -> None:
-        ours, theirs = socket.socketpair()
+        try:
+            ours, theirs = socket.socketpair()
+        except OSError as error:
+            self._mourn_unborn(spawn.number, error)
+            return
+        with theirs:
+            try:
+                self._selector.register(ours, selectors.EVENT_READ, spawn.number)
+                process, start = self._start(spawn, theirs)
+            except OSError as error:
+                with suppress(KeyError):
+                    self._selector.unregister(ours)
+                ours.close()
+                self._mourn_unborn(spawn.number, error)
+                return
+        # The system gives a process's number out again.
+        self._unforgotten.discard(process.pid)
+        channel = SupervisorEnd(ours)
+        self._children[spawn.number] = _Child(process, channel)
+        log.debug("process started", role=spawn.role, number=spawn.number, pid=process.pid)
+        if not channel.start(start):
+            process.kill()
+
+    def _start(
+        self, spawn: Spawn, channel: socket.socket
+    ) -> tuple["subprocess.Popen[bytes]", Start]:
+        """A child that waits for its first message, and that message."""
         keeper = spawn.role == "keeper"
         start = Start(
             role=spawn.role,
@@ -214,24 +243,19 @@ class Supervisor:
         inherited = [*start.listeners, *start.admin, start.heads, self._folder.lock]
         if keeper:
             inherited.append(start.tunnels)
-        command = [sys.executable, "-m", "gateway.processes", spawn.role, str(theirs.fileno())]
+        command = [sys.executable, "-m", "gateway.processes", spawn.role, str(channel.fileno())]
         # A child must not die of a signal meant for the group before it can ignore it.
         blocked = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
         try:
             process = subprocess.Popen(  # noqa: S603 - this interpreter, by its own path
                 command,
                 stdin=subprocess.DEVNULL,
-                pass_fds=[theirs.fileno(), *inherited],
+                pass_fds=[channel.fileno(), *inherited],
                 env={**os.environ, metrics.VARIABLE: str(self._folder.metrics)},
             )
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
-            theirs.close()
-        channel = SupervisorEnd(ours)
-        channel.start(start)
-        self._children[spawn.number] = _Child(process, channel)
-        self._selector.register(ours, selectors.EVENT_READ, spawn.number)
-        log.debug("process started", role=spawn.role, number=spawn.number, pid=process.pid)
+        return process, start
 
     def _hear(self, number: int) -> None:
         child = self._children[number]
@@ -272,18 +296,36 @@ class Supervisor:
             self._hang_up(child)
             child.channel.close()
             del self._children[number]
-            metrics.forget(child.process.pid, self._folder.metrics)
-            self._mourn(number, child, status)
+            self._unforgotten.add(child.process.pid)
+            self._mourn(number, child.failure, status)
+        self._forget()
 
-    def _mourn(self, number: int, child: _Child, status: int) -> None:
+    def _forget(self) -> None:
+        """Takes those that have ended out of the metrics, now or when that is possible again."""
+        for process_id in list(self._unforgotten):
+            try:
+                metrics.forget(process_id, self._folder.metrics)
+            except OSError as error:
+                if not self._forgets_later:
+                    log.error("metrics of an ended process kept", reason=str(error))  # noqa: TRY400
+                self._forgets_later = True
+                return
+            self._unforgotten.discard(process_id)
+        self._forgets_later = False
+
+    def _mourn_unborn(self, number: int, error: OSError) -> None:
+        """No process can be started: for the roster that is one that died."""
+        self._mourn(number, Failed(f"no process can be started: {error.strerror}", 1), 1)
+
+    def _mourn(self, number: int, failure: Failed | None, status: int) -> None:
         member = self._roster.members[number]
         expected = not member.stays or self._roster.draining
         fell_back = self._roster.gone(number, time.monotonic())
-        reason = child.failure.reason if child.failure is not None else _said(status)
+        reason = failure.reason if failure is not None else _said(status)
         if expected and not status:
             log.info("process ended", **_named(member))
         elif self._roster.failed and not self._roster.draining:
-            self._status = child.failure.status if child.failure is not None else 1
+            self._status = failure.status if failure is not None else 1
             sys.stderr.write(f"feedrack: {reason}\n")
             self._drain()
         else:

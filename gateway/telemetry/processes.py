@@ -10,19 +10,25 @@ https://prometheus.github.io/client_python/multiprocess/
 
 import fcntl
 import os
+import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import structlog
 from prometheus_client import CollectorRegistry, generate_latest, mmap_dict
 from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
 
 VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
 
+log = structlog.get_logger()
+
 _KEPT = ("counter", "histogram")
 # Without types of its own.
 _File: Any = mmap_dict.MmapedDict
+# How much of such a file is used, at its start.
+_USED = struct.Struct("i")
 
 
 def shared_folder() -> Path | None:
@@ -42,6 +48,7 @@ def forget(process_id: int, folder: Path) -> None:
     """Takes a process that has ended out of the gauges; what it counted stays counted.
 
     Its counts move to a file for all that have ended, so that their number does not matter.
+    OSError where that cannot be done now, and nothing is changed.
     """
     with _locked(folder, fcntl.LOCK_EX):
         _forget(process_id, folder)
@@ -69,10 +76,34 @@ def _forget(process_id: int, folder: Path) -> None:
         path = folder / f"{kind}_{process_id}.db"
         if not path.exists():
             continue
-        ended = _File(str(folder / f"{kind}_ended.db"))
-        try:
-            for key, value, _, _ in _File.read_all_values_from_file(str(path)):
-                ended.write_value(key, ended.read_value(key)[0] + value, 0.0)
-        finally:
-            ended.close()
+        if counted := _counted(path):
+            _add(counted, folder / f"{kind}_ended.db", path.stat().st_size)
         path.unlink()
+
+
+def _add(counted: list[tuple[str, float]], path: Path, size_bytes: int) -> None:
+    _make_room(path, size_bytes)
+    ended = _File(str(path))
+    try:
+        for key, value in counted:
+            ended.write_value(key, ended.read_value(key)[0] + value, 0.0)
+    finally:
+        ended.close()
+
+
+def _counted(path: Path) -> list[tuple[str, float]]:
+    try:
+        values = _File.read_all_values_from_file(str(path))
+        return [(key, value) for key, value, *_ in values]
+    except (RuntimeError, ValueError, struct.error) as error:
+        # It died while it made the file. Kept, it would fail every answer.
+        log.error("metrics of an ended process lost", file=path.name, reason=str(error))  # noqa: TRY400
+        return []
+
+
+def _make_room(path: Path, more_bytes: int) -> None:
+    """Gets the pages before they are mapped: one that is not to be had then kills the process."""
+    with path.open("ab+") as file:
+        used = os.pread(file.fileno(), _USED.size, 0)
+        used_bytes = _USED.unpack(used)[0] if used else 0
+        os.posix_fallocate(file.fileno(), 0, used_bytes + more_bytes)

@@ -5,6 +5,7 @@ import http.client
 import json
 import os
 import random
+import resource
 import signal
 import tempfile
 import threading
@@ -115,6 +116,38 @@ def test_a_worker_that_is_killed_breaks_its_own_connections_only_and_is_replaced
         assert not load.wrong
         assert all(load.broken[client] == 0 for client in clients if client not in mine)
     assert _ask(node, "/readyz", None)[0] == 200
+    assert node.stop() == 0
+
+
+@pytest.mark.parametrize("role", ["worker", "keeper"])
+def test_a_supervisor_that_can_start_no_process_tries_until_it_can(
+    node: GatewayProcess, role: str
+) -> None:
+    node.client().create_bucket(Bucket="load")
+    family = Family(node)
+    descriptors = psutil.Process(node.pid).num_fds
+    limits = resource.prlimit(node.pid, resource.RLIMIT_NOFILE)
+    before = descriptors()
+    # Not one descriptor more than it has.
+    resource.prlimit(node.pid, resource.RLIMIT_NOFILE, (3, limits[1]))
+    victim = family.workers[0] if role == "worker" else family.keeper
+    with family.clients(each=2) as clients:
+        victim.kill()
+        until(lambda: family.logged("process died") >= 4)
+        assert node.process is not None
+        assert node.process.poll() is None
+        assert family.logged("metrics of an ended process kept") == 1
+        if role == "worker":
+            assert [c.get("/load/none")[0] for c in clients[2:]] == [404, 404]
+        resource.prlimit(node.pid, resource.RLIMIT_NOFILE, limits)
+        until(lambda: len(family.workers) == 2 and len(family._children("keeper")) == 1)
+        until(lambda: _readiness(node) == 200)
+    # Of those that the dead one had, none is counted any more.
+    until(lambda: node.counter("feedrack_connections") == 0)
+    assert descriptors() == before
+    client = node.client()
+    client.put_object(Bucket="load", Key="small", Body=SMALL)
+    assert client.get_object(Bucket="load", Key="small")["Body"].read() == SMALL
     assert node.stop() == 0
 
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -206,6 +207,46 @@ def test_an_answer_never_sees_a_count_on_its_way(
 def test_a_process_that_counted_nothing_may_be_forgotten_too(folder: Path) -> None:
     forget(2**22 + 1, folder)
     assert not list(folder.glob("*.db"))
+
+
+@pytest.mark.parametrize(
+    "left", [b"", b"\xff\xff\x00\x00", b"\x40\x00\x00\x00\x00\x00\x00\x00\xff" * 9]
+)
+def test_a_process_that_died_while_it_made_its_files_may_be_forgotten(
+    start: Callable[[], Process], folder: Path, left: bytes
+) -> None:
+    keeper = start()
+    keeper.do(TELL)
+    (folder / f"counter_{2**22 + 1}.db").write_bytes(left)
+    forget(2**22 + 1, folder)
+    assert _requests(keeper) == 1
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root may mount")
+def test_where_there_is_no_room_nothing_is_forgotten_and_nothing_dies(
+    start: Callable[[], Process], tmp_path: Path
+) -> None:
+    small = tmp_path / "small"
+    small.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "none", small]).returncode:
+        pytest.skip("no file system can be mounted here")
+    try:
+        path = small / f"counter_{2**22 + 1}.db"
+        worker = start()
+        worker.do(TELL)
+        [counted] = (tmp_path / "metrics").glob(f"counter_{worker.id}.db")
+        shutil.copy(counted, path)
+        with suppress(OSError):
+            (small / "filler").write_bytes(bytes(2**20))
+        with pytest.raises(OSError, match="No space"):
+            forget(2**22 + 1, small)
+        assert path.exists()
+        (small / "filler").unlink()
+        forget(2**22 + 1, small)
+        assert not path.exists()
+        assert (small / "counter_ended.db").exists()
+    finally:
+        subprocess.run(["umount", small], check=True)
 
 
 def test_a_node_that_starts_anew_counts_anew(start: Callable[[], Process], folder: Path) -> None:
