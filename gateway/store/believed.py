@@ -19,13 +19,14 @@ class SharedBelief:
     def believed(self, bucket: Bucket, ref: ObjectRef) -> KnownObject | None:
         """The version of `ref` to believe now; None where only the keeper can tell."""
         freshness = None if bucket.immutable else bucket.freshness_seconds
-        info = self._heads.trusted(ref, freshness)
-        if info is None and bucket.immutable:
-            info = self._disk.recall(ref)
-            # Only now: an entry read while the mark stood was good when it was read.
-            if info is not None and not self._heads.believes_index(self._index_mark()):
-                return None
-        return known_object(ref, info) if info is not None else None
+        known = self._heads.believed(ref, freshness)
+        if known is not None or not bucket.immutable:
+            return known
+        info = self._disk.recall(ref)
+        # Only now: an entry read while the mark stood was good when it was read.
+        if info is None or not self._heads.believes_index(self._index_mark()):
+            return None
+        return known_object(ref, info)
 
     def _index_mark(self) -> int:
         inode = self._disk.index_inode

@@ -54,7 +54,8 @@ def heads(memory: int) -> Iterator[SharedHeads]:
 
 @pytest.fixture
 def view(memory: int, heads: SharedHeads, clock: Clock) -> Iterator[SharedHeadsView]:
-    view = SharedHeadsView(memory, now=clock)
+    # So few that every other look finds a place it has seen before, and one it has not.
+    view = SharedHeadsView(memory, now=clock, limit=2)
     yield view
     view.close()
 
