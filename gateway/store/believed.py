@@ -13,7 +13,7 @@ class SharedBelief:
         self._heads = heads
         self._disk = disk
         self._generation = generation
-        self._inode = 0
+        self._file: tuple[int, int] | None = None
         self._mark = 0
 
     def believed(self, bucket: Bucket, ref: ObjectRef) -> KnownObject | None:
@@ -29,7 +29,7 @@ class SharedBelief:
         return known_object(ref, info)
 
     def _index_mark(self) -> int:
-        inode = self._disk.index_inode
-        if inode != self._inode:
-            self._inode, self._mark = inode, index_mark(inode, self._generation)
+        file = self._disk.index_file
+        if file != self._file:
+            self._file, self._mark = file, index_mark(file, self._generation)
         return self._mark

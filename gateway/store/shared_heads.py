@@ -74,9 +74,12 @@ def make_memory() -> int:
     return descriptor
 
 
-def index_mark(inode: int, generation: int) -> int:
-    """Names the index file of that inode under one generation of the configuration; 0 for none."""
-    return xxhash.xxh3_64_intdigest(struct.pack("=QQ", inode, generation)) if inode else 0
+def index_mark(file: tuple[int, int] | None, generation: int) -> int:
+    """Names an index file, by device and inode, under one generation of the configuration; 0 names
+    none."""
+    if file is None:
+        return 0
+    return xxhash.xxh3_64_intdigest(struct.pack("=QQQ", *file, generation)) or 1
 
 
 class SharedHeads:
