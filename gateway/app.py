@@ -156,6 +156,10 @@ class Node:
         if self.certificate is not None:
             self.certificate.reload()
 
+    def refuse_restart(self) -> None:
+        """SIGUSR2 would otherwise end a process that has nobody to take over from it."""
+        log.error("not restarted", reason="a node of one process cannot be restarted in parts")
+
     async def stop(self) -> None:
         """Drains the requests in flight, then stops from the top down."""
         self.state = "draining"
@@ -174,6 +178,7 @@ async def serve(config: Config) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, node.stopping.set)
     loop.add_signal_handler(signal.SIGHUP, node.reload_certificate)
+    loop.add_signal_handler(signal.SIGUSR2, node.refuse_restart)
     try:
         await node.start()
         await node.stopping.wait()

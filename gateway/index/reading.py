@@ -31,8 +31,8 @@ log = structlog.get_logger()
 class HeldReader:
     """The tables of `records.Table`, read-only. Not for several threads.
 
-    `damaged` counts the values found not to match their checksum, `inode` is the file's that is
-    open, 0 while none is.
+    `damaged` counts the values found not to match their checksum; `file` is the device and inode of
+    the file that is open, None while none is.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class HeldReader:
         self._map_bytes = map_bytes
         self._environment: lmdb.Environment | None = None
         self._tables: Sequence[Any] = ()
-        self.inode = 0
+        self.file: tuple[int, int] | None = None
         self._look_at = 0.0
         self._closed = False
         self.damaged = 0
@@ -75,11 +75,11 @@ class HeldReader:
         if self._closed:
             return
         self._look_at = self._now() + _LOOK_SECONDS
-        inode = self._inode_now()
-        if self._environment is not None and inode != self.inode:
+        file = self._file_now()
+        if self._environment is not None and file != self.file:
             self._let_go()
-        if self._environment is None and inode:
-            self._open(inode)
+        if self._environment is None and file is not None:
+            self._open(file)
 
     def close(self) -> None:
         """Lets go of the file; nothing is found from then on."""
@@ -106,7 +106,7 @@ class HeldReader:
             transaction.abort()
         return raw
 
-    def _open(self, inode: int) -> None:
+    def _open(self, file: tuple[int, int]) -> None:
         try:
             environment = lmdb.open(
                 str(self._path),
@@ -130,20 +130,21 @@ class HeldReader:
             log.debug("index not readable yet", reason=str(error))
             return
         # It may have been replaced in the meantime. While it is open its number is not used again.
-        if self._inode_now() != inode:
+        if self._file_now() != file:
             environment.close()
             self._look_at = 0.0
             return
-        self._environment, self._tables, self.inode = environment, tables, inode
+        self._environment, self._tables, self.file = environment, tables, file
 
     def _let_go(self) -> None:
         environment, self._environment, self._tables = self._environment, None, ()
-        self.inode = 0
+        self.file = None
         if environment is not None:
             environment.close()
 
-    def _inode_now(self) -> int:
+    def _file_now(self) -> tuple[int, int] | None:
         try:
-            return os.stat(self._path).st_ino  # noqa: PTH116 - asked several times a second
+            status = os.stat(self._path)  # noqa: PTH116 - asked several times a second
         except OSError:
-            return 0
+            return None
+        return status.st_dev, status.st_ino

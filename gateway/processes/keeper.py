@@ -142,8 +142,11 @@ class Keeper:
         self._parts.disk.note(_notes.decode(raw))
 
     def _mark_index(self, index: Path | None) -> None:
-        inode = index.stat().st_ino if index is not None else 0
-        self._heads.mark_index(index_mark(inode, self._generation))
+        file = None
+        if index is not None:
+            status = index.stat()
+            file = status.st_dev, status.st_ino
+        self._heads.mark_index(index_mark(file, self._generation))
 
 
 async def run(config: Config, start: Start, control: ChildEnd) -> None:

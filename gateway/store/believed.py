@@ -13,22 +13,23 @@ class SharedBelief:
         self._heads = heads
         self._disk = disk
         self._generation = generation
-        self._inode = 0
+        self._file: tuple[int, int] | None = None
         self._mark = 0
 
     def believed(self, bucket: Bucket, ref: ObjectRef) -> KnownObject | None:
         """The version of `ref` to believe now; None where only the keeper can tell."""
         freshness = None if bucket.immutable else bucket.freshness_seconds
-        info = self._heads.trusted(ref, freshness)
-        if info is None and bucket.immutable:
-            info = self._disk.recall(ref)
-            # Only now: an entry read while the mark stood was good when it was read.
-            if info is not None and not self._heads.believes_index(self._index_mark()):
-                return None
-        return known_object(ref, info) if info is not None else None
+        known = self._heads.believed(ref, freshness)
+        if known is not None or not bucket.immutable:
+            return known
+        info = self._disk.recall(ref)
+        # Only now: an entry read while the mark stood was good when it was read.
+        if info is None or not self._heads.believes_index(self._index_mark()):
+            return None
+        return known_object(ref, info)
 
     def _index_mark(self) -> int:
-        inode = self._disk.index_inode
-        if inode != self._inode:
-            self._inode, self._mark = inode, index_mark(inode, self._generation)
+        file = self._disk.index_file
+        if file != self._file:
+            self._file, self._mark = file, index_mark(file, self._generation)
         return self._mark

@@ -20,7 +20,13 @@ import msgspec
 import xxhash
 
 from gateway.index.records import object_key
-from gateway.model.objects import ChecksumType, ObjectInfo, ObjectRef
+from gateway.model.objects import (
+    ChecksumType,
+    KnownObject,
+    ObjectInfo,
+    ObjectRef,
+    known_object,
+)
 
 _HEADER_BYTES = 4096
 _WAYS = 16
@@ -68,9 +74,12 @@ def make_memory() -> int:
     return descriptor
 
 
-def index_mark(inode: int, generation: int) -> int:
-    """Names the index file of that inode under one generation of the configuration; 0 for none."""
-    return xxhash.xxh3_64_intdigest(struct.pack("=QQ", inode, generation)) if inode else 0
+def index_mark(file: tuple[int, int] | None, generation: int) -> int:
+    """Names an index file, by device and inode, under one generation of the configuration; 0 names
+    none."""
+    if file is None:
+        return 0
+    return xxhash.xxh3_64_intdigest(struct.pack("=QQQ", *file, generation)) or 1
 
 
 class SharedHeads:
@@ -147,17 +156,57 @@ class SharedHeads:
         return oldest
 
 
-class SharedHeadsView:
-    """A reader's side. `now` is the monotonic clock, which the writer's times are of."""
+class _Seen(msgspec.Struct, frozen=True, gc=False):
+    """A place that was found good, and what it says."""
 
-    def __init__(self, descriptor: int, *, now: Callable[[], float] = time.monotonic) -> None:
+    offset: int
+    stop: int
+    place: bytes
+    since: float
+    known: KnownObject
+
+
+class SharedHeadsView:
+    """A reader's side. `now` is the monotonic clock, which the writer's times are of.
+
+    `limit` bounds the places remembered as good: one that has not changed since is not taken apart
+    again, which is most of what a look costs.
+    """
+
+    def __init__(
+        self, descriptor: int, *, now: Callable[[], float] = time.monotonic, limit: int = 8192
+    ) -> None:
         self._map = mmap.mmap(descriptor, _SIZE_BYTES, prot=mmap.PROT_READ)
         self._words = memoryview(self._map).cast("Q")
         self._now = now
+        self._limit = limit
+        # Two halves: when the younger is full, the older is let go of.
+        self._young: dict[ObjectRef, _Seen] = {}
+        self._old: dict[ObjectRef, _Seen] = {}
+        self._epoch = b""
 
     def trusted(self, ref: ObjectRef, freshness_seconds: float | None) -> ObjectInfo | None:
-        """The version to believe without asking, as `VersionTable.trusted`; None where only the
+        """As `believed`, without the version's name."""
+        known = self.believed(ref, freshness_seconds)
+        return known.info if known is not None else None
+
+    def believed(self, ref: ObjectRef, freshness_seconds: float | None) -> KnownObject | None:
+        """The version to believe without asking, as `VersionTable.believed`; None where only the
         keeper can tell."""
+        if self._map[:8] != self._epoch:
+            # Another keeper: what the same bytes say is not good any more.
+            self._young, self._old = {}, {}
+            self._epoch = self._map[:8]
+        seen = self._young.get(ref) or self._old.get(ref)
+        if seen is None or self._map[seen.offset : seen.stop] != seen.place:
+            seen = self._look(ref)
+            if seen is None:
+                return None
+        if freshness_seconds is not None and self._now() - seen.since >= freshness_seconds:
+            return None
+        return seen.known
+
+    def _look(self, ref: ObjectRef) -> _Seen | None:
         if ref.version_id is not None:
             return None
         key = object_key(ref)
@@ -168,11 +217,15 @@ class SharedHeadsView:
         offset = _place(start, tags.index(tag))
         place = self._map[offset : offset + _PLACE_BYTES]
         seal, since, length = _PLACE.unpack_from(place)
-        if seal != _seal(self._map[:8], key, place[_BODY : _CONTENT + length]):
+        place = place[: _CONTENT + length]
+        if seal != _seal(self._epoch, key, place[_BODY:]):
             return None
-        if freshness_seconds is not None and self._now() - since >= freshness_seconds:
-            return None
-        return _unpack(memoryview(place)[_CONTENT : _CONTENT + length])
+        known = known_object(ref, _unpack(memoryview(place)[_CONTENT:]))
+        seen = _Seen(offset, offset + len(place), place, since, known)
+        if len(self._young) * 2 >= self._limit:
+            self._old, self._young = self._young, {}
+        self._young[ref] = seen
+        return seen
 
     def believes_index(self, mark: int) -> bool:
         """Whether a head read *before* this call, from the index of this mark, may be believed."""

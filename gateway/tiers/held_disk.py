@@ -79,9 +79,9 @@ class HeldDisk:
         self._threads.close()
 
     @property
-    def index_inode(self) -> int:
-        """Which index file the last look-up was made in; 0 where there was none."""
-        return self._index.inode
+    def index_file(self) -> tuple[int, int] | None:
+        """Device and inode of the index that the last look-up was made in; None for none."""
+        return self._index.file
 
     def holds(self, span: Span) -> bool:
         """Whether a small object or a chunk is here."""

@@ -221,4 +221,8 @@ def test_a_certificate_is_read_again_on_sighup_and_a_bad_one_is_not(
 
 
 def test_a_node_without_workers_is_not_restarted_in_parts(node: GatewayProcess) -> None:
+    assert node.process is not None
     assert _ask(node, "/v1/restart", method="POST")[0] == 409
+    node.process.send_signal(signal.SIGUSR2)
+    until(lambda: Family(node).logged("not restarted") == 1)
+    assert _ask(node, "/readyz", None)[0] == 200

@@ -54,7 +54,8 @@ def heads(memory: int) -> Iterator[SharedHeads]:
 
 @pytest.fixture
 def view(memory: int, heads: SharedHeads, clock: Clock) -> Iterator[SharedHeadsView]:
-    view = SharedHeadsView(memory, now=clock)
+    # So few that every other look finds a place it has seen before, and one it has not.
+    view = SharedHeadsView(memory, now=clock, limit=2)
     yield view
     view.close()
 
@@ -161,15 +162,16 @@ def test_a_full_set_gives_up_its_oldest(
 def test_the_index_is_believed_only_under_its_own_mark(
     heads: SharedHeads, view: SharedHeadsView
 ) -> None:
-    mark = index_mark(77, 1)
+    mark = index_mark((3, 77), 1)
     assert not view.believes_index(mark)
     heads.mark_index(mark)
     assert view.believes_index(mark)
-    assert not view.believes_index(index_mark(78, 1))
-    assert not view.believes_index(index_mark(77, 2))
-    heads.mark_index(index_mark(0, 1))
+    assert not view.believes_index(index_mark((3, 78), 1))
+    assert not view.believes_index(index_mark((4, 77), 1))
+    assert not view.believes_index(index_mark((3, 77), 2))
+    heads.mark_index(index_mark(None, 1))
     assert not view.believes_index(mark)
-    assert not view.believes_index(index_mark(0, 1))
+    assert not view.believes_index(index_mark(None, 1))
 
 
 def test_a_version_table_tells_what_it_remembers_before_and_drops_at_once(
