@@ -22,13 +22,13 @@ _MOST_CHUNKS = 16
 _WAITS = 0.1
 _WAITS_NOT = 0.02
 # More chunks at once must bring so many more bytes a second.
-_GAIN = 1.1
+_GAIN = 1.25
 # Looks until more is tried again after it brought nothing: twice as many each time.
 _FIRST_REST = 4
 _LONGEST_REST = 64
 # A look spans this much of each stream, and no less time than that.
 _LOOK_BYTES = 1024**2
-_LOOK_SECONDS = 0.005
+_LOOK_SECONDS = 0.02
 # After a change, streams that have not begun to deliver by then are looked at all the same.
 _BEGIN_SECONDS = 1.0
 

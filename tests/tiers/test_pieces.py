@@ -91,6 +91,21 @@ async def test_what_is_spare_is_taken_back_oldest_first_and_only_in_need() -> No
     assert pieces.take_now() is None
 
 
+async def test_what_nobody_reads_any_more_goes_before_the_pool_grows() -> None:
+    pieces = pool(4)
+    held = [Piece(await pieces.take()) for _ in range(3)]
+    for piece in held:
+        pieces.spare(piece)
+    pieces.spare(held[1], wanted=False)
+    taken = [await pieces.take()]
+    assert [piece.memory is None for piece in held] == [False, True, False]
+    taken.append(await pieces.take())
+    assert [piece.memory is None for piece in held] == [False, True, False]
+    assert pieces.lent_bytes == 4 * PIECE_BYTES
+    taken.append(await pieces.take())
+    assert [piece.memory is None for piece in held] == [True, True, False]
+
+
 async def test_what_is_spare_but_looked_at_is_not_filled_anew() -> None:
     pieces = pool(1)
     memory = await pieces.take()
