@@ -1,12 +1,14 @@
 """The shape of the code is held, not hoped for: floors, names, sizes, docstrings, metrics."""
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from gateway.s3.frames import Kind
 from gateway.telemetry.metrics import Metrics
 
 _ROOT = Path(__file__).parents[1]
@@ -15,6 +17,10 @@ _MODULES = sorted(
     path.relative_to(_ROOT) for package in _PACKAGES for path in (_ROOT / package).rglob("*.py")
 )
 _LONGEST_LINES = 450
+_PAGES = sorted(
+    path.relative_to(_ROOT)
+    for path in (*(_ROOT / "docs").glob("*.md"), _ROOT / "README.md", _ROOT / "CONTRIBUTING.md")
+)
 
 
 def test_every_floor_imports_only_floors_below_it() -> None:
@@ -50,6 +56,29 @@ def _imported(node: ast.AST) -> list[str]:
     if isinstance(node, ast.ImportFrom):
         return [node.module or ""]
     return []
+
+
+@pytest.mark.parametrize("page", _PAGES, ids=str)
+def test_a_file_that_a_page_names_exists(page: Path) -> None:
+    named = set(
+        re.findall(r"(?<![\w/.-])(?:[\w.-]+/)+\w+\.py\b", (_ROOT / page).read_text("utf-8"))
+    )
+    missing = [
+        name
+        for name in named
+        if not (_ROOT / name).exists() and not (_ROOT / "gateway" / name).exists()
+    ]
+    assert not missing
+
+
+def test_the_frames_between_processes_are_all_explained() -> None:
+    page = (_ROOT / "docs/workers.md").read_text("utf-8")
+    named = {
+        name
+        for row in re.findall(r"^\| (`[A-Z`, ]+`) \|", page, re.MULTILINE)
+        for name in re.findall(r"[A-Z]+", row)
+    }
+    assert named == {kind.name for kind in Kind}
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,8 @@ _LONGEST_PAUSE_SECONDS = 8.0
 # How long a worker may take to serve, and a keeper to stand by. (A keeper that begins recovers its
 # disk, however long that takes.)
 _START_SECONDS = 60.0
+# How long a worker that retires may wait for its clients to leave, before it drains.
+_RETIRED_SECONDS = 6 * 3600.0
 # What a process that drains may take longer than its requests may: a disk writes what it has.
 _GRACE_SECONDS = 30.0
 
@@ -237,7 +239,11 @@ class Roster:
     def _overdue(self, now: float) -> list[Action]:
         actions: list[Action] = []
         for member in self.members.values():
-            if any(now >= deadline for deadline in self._deadline(member)):
+            if all(now < deadline for deadline in self._deadline(member)):
+                continue
+            if "retire" in member.orders and "drain" not in member.orders:
+                actions.append(self._tell(member, "drain", now))
+            else:
                 what = "does not end" if "drain" in member.orders else "does not come to serve"
                 actions.append(Kill(member.number, what))
                 # Once is enough; its end will be told.
@@ -248,6 +254,8 @@ class Roster:
         if "drain" in member.orders:
             seconds = self._drain_seconds[member.generation] + _GRACE_SECONDS
             return [member.since + seconds]
+        if "retire" in member.orders:
+            return [member.since + _RETIRED_SECONDS]
         starts = member.role == "worker" and not member.serving
         if starts or (member.waits and not member.prepared):
             return [member.since + _START_SECONDS]
@@ -267,6 +275,6 @@ class Roster:
 
     def _tell(self, member: Member, order: Order, now: float) -> Tell:
         member.orders = (*member.orders, order)
-        if order == "drain":
+        if order != "announce":
             member.since = now
         return Tell(member.number, order)

@@ -134,7 +134,7 @@ class Worker:
     async def _note(self) -> None:
         while True:
             await asyncio.sleep(_NOTE_SECONDS)
-            if self._line.here:
+            if self._line.takes_notes:
                 self._line.note(self._notes())
 
     def _notes(self) -> bytes:

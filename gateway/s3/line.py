@@ -68,9 +68,15 @@ class Line(asyncio.Protocol):
         if self._transport is not None:
             self._transport.close()
 
+    @property
+    def takes_notes(self) -> bool:
+        """Whether a keeper is there that has read what it was told before."""
+        wire = self._transport
+        return self.here and wire is not None and not wire.get_write_buffer_size()
+
     def note(self, notes: bytes) -> None:
-        """Tells the keeper, where there is one; what was noted while there was none is lost."""
-        if self.here and self._transport is not None and notes:
+        """Tells the keeper, where it `takes_notes`; else they are lost."""
+        if self.takes_notes and self._transport is not None and notes:
             self._transport.write(frame(Kind.NOTES, notes))
 
     async def _connect(self) -> None:

@@ -64,7 +64,7 @@ class S3Server:
     async def start(self) -> None:
         """Begins to answer. OSError where the address is taken."""
         loop = asyncio.get_running_loop()
-        await self._door.open(lambda: self._connect(self, loop))
+        await self._door.open(lambda: self._connect(self, loop), self._room)
         self._sweeper = asyncio.create_task(self._sweep())
 
     async def retire(self) -> None:
@@ -137,6 +137,9 @@ class S3Server:
     @property
     def draining(self) -> bool:
         return self._draining
+
+    def _room(self) -> int:
+        return self.limits.connections - len(self._connections)
 
     def _cut(self) -> None:
         for connection in [*self._connections, *self._turned_away]:

@@ -131,10 +131,19 @@ class Client:
         self.ask(path, **headers)
         return self.answer()
 
+    def head(self, path: str) -> tuple[int, dict[str, str]]:
+        """As `get`, of HEAD."""
+        self._send("HEAD", path, {})
+        status, _, headers = self.answer()
+        return status, headers
+
     def ask(self, path: str, **headers: str) -> None:
+        self._send("GET", path, headers)
+
+    def _send(self, method: str, path: str, headers: dict[str, str]) -> None:
         if self._connection.sock is None:
             self._connection.connect()
-        self._connection.request("GET", path, headers=headers)
+        self._connection.request(method, path, headers=headers)
 
     def is_answered(self, seconds: float) -> bool:
         """Whether an answer begins within that time."""

@@ -91,13 +91,18 @@ def test_an_answered_write_is_seen_at_once_through_every_worker(
         for number in range(60):
             # Small and large ones by turns; deleted now and then.
             body = f"{number} ".encode() * random.Random(number).choice((10, 40_000, 400_000))
-            client.put_object(Bucket=written, Key="k", Body=body)
+            etag = client.put_object(Bucket=written, Key="k", Body=body)["ETag"]
             for _ in range(2):
                 for each in clients:
+                    status, headers = each.head("/box/k")
+                    assert (status, headers["etag"]) == (200, etag), (number, headers)
+                    assert headers["content-length"] == str(len(body))
                     status, found, headers = each.get("/box/k")
                     assert (status, found == body) == (200, True), (number, headers)
+                    assert headers["etag"] == etag
             if number % 10 == 9:
                 client.delete_object(Bucket=written, Key="k")
+                assert [each.head("/box/k")[0] for each in clients] == [404] * len(clients)
                 assert [each.get("/box/k")[0] for each in clients] == [404] * len(clients)
 
 
@@ -186,6 +191,29 @@ def test_uploads_and_reads_at_once_through_tunnels_keep_their_bytes(make_node: M
 
     with concurrent.futures.ThreadPoolExecutor(16) as pool:
         assert all(pool.map(work, range(1, 33)))
+
+
+def test_no_client_is_refused_while_a_worker_has_room(make_node: MakeNode) -> None:
+    node = make_node({**public(full={}), "s3": {"limits": {"connections": 8}}})
+    node.client().create_bucket(Bucket="full")
+    family = Family(node)
+    for _ in range(3):
+        until(lambda: node.counter("feedrack_connections") == 0)
+        clients = [Client(node) for _ in range(9)]
+        for client in clients[:8]:
+            client.connect()
+            assert client.get("/full/none")[0] == 404
+        assert sorted(client.worker(family) for client in clients[:8]) == sorted(
+            4 * [worker.pid for worker in family.workers]
+        )
+        # All are full.
+        status, body, _ = clients[8].get("/full/none")
+        assert (status, b"<Code>SlowDown</Code>" in body) == (503, True)
+        clients[0].close()
+        until(lambda: node.counter("feedrack_connections") == 7)
+        assert clients[8].get("/full/none")[0] == 404
+        for client in clients:
+            client.close()
 
 
 def test_what_all_processes_count_adds_up_also_of_those_that_have_ended(

@@ -232,6 +232,26 @@ def test_who_retires_drains_with_the_others() -> None:
     assert drained == set(family.of("worker"))
 
 
+def test_who_retires_for_too_long_drains_and_is_killed_if_that_does_not_end() -> None:
+    family = Family().start()
+    _, one, _ = family.alive
+    family.roster.restart(workers=2, drain_seconds=30.0)
+    [spawned] = family.do()
+    family.later(50.0)
+    assert Tell(one, "retire") in family.ready(spawned.number)
+    retired = family.now
+    for number in family.of("worker"):
+        if not family.roster.members[number].serving:
+            family.ready(number)
+    family.later(6 * 3600 - 0.1)
+    assert "drain" not in family.ordered[one]
+    assert family.roster.wake_at(family.now) == retired + 6 * 3600
+    assert Tell(one, "drain") in family.later(0.2)
+    assert Kill(one, "does not end") not in family.later(59.0)
+    assert Kill(one, "does not end") in family.later(1.5)
+    assert family.later(1000.0) == []
+
+
 def test_who_does_not_come_to_serve_or_does_not_end_is_killed_once() -> None:
     family = Family().start()
     family.die(family.of("worker")[0])

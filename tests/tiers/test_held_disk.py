@@ -12,6 +12,7 @@ import pytest
 
 from gateway.index.records import chunk_key
 from gateway.model.objects import ObjectVersion
+from gateway.s3.frames import LIMIT_BYTES as FRAME_BYTES
 from gateway.telemetry.metrics import Metrics
 from gateway.tiers import packed
 from gateway.tiers.disk import DiskTier
@@ -302,20 +303,47 @@ async def test_notes_are_bounded(tmp_path: Path) -> None:
         assert holding is not None
         record = holding.small._lookup.decode(SMALL.digest)
         assert record is not None
-        book = Notebook(limit=10)
+        # Ten entries in each table but for that of records, which are longer.
+        book = Notebook(limit_bytes=10 * 18)
         for number in range(100):
             book.small.read(b"%d" % number, record)
             book.small.read(b"5", record)
             book.small.corrupt(b"%d" % number, record, "test")
             book.chunks.used(b"%d" % number)
         notes = book.take()
-        assert len(notes.small_reads) == len(notes.chunk_uses) == len(notes.corrupt_small) == 10
+        assert len(notes.small_reads) == len(notes.chunk_uses) == 10
+        assert 1 <= len(notes.corrupt_small) < 10
         assert notes.small_reads[b"5"] == 101
         assert not book.take()
         # They travel as bytes, and what names nothing does no harm.
         raw = msgspec.msgpack.encode(notes)
         tier.note(msgspec.msgpack.decode(raw, type=Notes))
         assert await get(tier, SMALL) == content(SMALL)
+
+
+async def test_the_largest_notes_fit_a_frame(tmp_path: Path) -> None:
+    async with opened(cache_config(tmp_path)) as tier:
+        await keep(tier)
+        holding = tier._holding
+        assert holding is not None
+        record = holding.small._lookup.decode(SMALL.digest)
+        assert record is not None
+        book = Notebook()
+        for number in range(100_000):
+            digest = number.to_bytes(32)
+            key = chunk_key(digest, number)
+            book.small.corrupt(digest, record, "test")
+            for table in (book.small.reads, book.chunks.uses, book.chunks.corrupted):
+                # The longest that a number can be.
+                table.add(digest if table is book.small.reads else key, 2**63)
+        notes = book.take()
+        for told in (notes.small_reads, notes.chunk_uses, notes.corrupt_chunks):
+            assert 5000 < len(told) < 100_000
+        assert 1000 < len(notes.corrupt_small) < 100_000
+        assert FRAME_BYTES // 8 < len(msgspec.msgpack.encode(notes)) <= FRAME_BYTES
+        assert not book.take()
+        book.small.read(SMALL.digest, record)
+        assert book.take().small_reads == {SMALL.digest: 1}
 
 
 async def test_a_disk_without_a_keeper_holds_nothing(tmp_path: Path) -> None:
