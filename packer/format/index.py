@@ -1,7 +1,7 @@
 """The index of a pack: every key of its prefix with what a gateway needs to answer for it.
 
-Written once, in key order, in bounded memory. Read through LMDB's map, so only after size and SHA-256
-of the file have been checked: a file cut short kills whoever maps it.
+Written once, in key order, in bounded memory. Read through LMDB's map, so only after size and
+SHA-256 of the file have been checked: a file cut short kills whoever maps it.
 """
 
 from collections.abc import Iterable, Iterator
@@ -59,8 +59,8 @@ class Page(NamedTuple):
 class IndexWriter:
     """Writes an index: `add` every key in order, then `close`.
 
-    The file is complete once `close` has returned. Raises lmdb.Error, OSError, and ValueError for keys
-    out of order.
+    The file is complete once `close` has returned. Raises lmdb.Error, OSError, and ValueError for
+    keys out of order.
     """
 
     def __init__(self, path: Path) -> None:
@@ -146,8 +146,8 @@ class IndexWriter:
 class Index:
     """An index that lies on the local disk, checked against its manifest before.
 
-    One object a process and file (LMDB); not to be carried over a fork. Raises IndexDamaged for what
-    is no index of this version, msgspec.MsgspecError for a damaged record.
+    One object a process and file (LMDB); not to be carried over a fork. Raises IndexDamaged for
+    what is no index of this version, msgspec.MsgspecError for a damaged record.
     """
 
     def __init__(self, path: Path) -> None:
@@ -195,7 +195,7 @@ class Index:
                         yield head + rest, self._whole(record)
 
     def page(self, prefix: bytes, delimiter: bytes, after: bytes, limit: int) -> Page:
-        """Up to `limit` keys and common prefixes greater than `after`, as ListObjectsV2 groups them."""
+        """Up to `limit` keys and common prefixes beyond `after`, grouped as ListObjectsV2 does."""
         keys: list[tuple[bytes, Record]] = []
         prefixes: list[bytes] = []
         last = after

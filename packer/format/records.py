@@ -45,8 +45,8 @@ _grouped: msgspec.msgpack.Decoder[Grouped] = msgspec.msgpack.Decoder(list[tuple[
 
 
 def etag_bytes(etag: str) -> bytes:
-    """An unquoted ETag as a record keeps it: `m`, 16 bytes and the count of parts where it is an MD5
-    in hex, else `t` and the text."""
+    """An unquoted ETag as a record keeps it: `m`, 16 bytes and the count of parts where it is an
+    MD5 in hex, else `t` and the text."""
     if _MD5.match(etag):
         return b"m" + bytes.fromhex(etag[:32]) + etag[32:].encode()
     return b"t" + etag.encode()
