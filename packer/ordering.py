@@ -13,8 +13,8 @@ _LAST = b"\xff" * 8
 def ordered(tasks: Iterable[Task], order: str, folder: Path) -> Iterator[Task]:
     """Tasks that come in key order, in the order asked for. OSError where its file can't be read.
 
-    `shuffled:SEED` is the order of a hash of seed and key: the same for the same keys everywhere, and
-    an object more or less moves no other. `file:PATH` has a key a line; keys it does not name follow.
+    `shuffled:SEED` is the order of a hash of seed and key: the same for the same keys everywhere,
+    and an object more or less moves no other. `file:PATH` has a key a line; the others follow.
     """
     kind, _, rest = order.partition(":")
     if kind == "lexical":

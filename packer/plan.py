@@ -33,6 +33,7 @@ class Task(Struct, frozen=True, gc=False):
     etag: str
     modified_ms: int
     moved: Record | None = None
+    made: bool = False
 
 
 class Decided(Struct, frozen=True, gc=False):
@@ -43,10 +44,13 @@ class Decided(Struct, frozen=True, gc=False):
 
 
 class Scope(NamedTuple):
-    """What the decisions on a prefix rest on beside the listing."""
+    """What the decisions on a prefix rest on beside the listing.
+
+    `sources`: suffixes of the files whose contents become objects; they themselves stay."""
 
     largest_bytes: int
     gone_through: int = 0
+    sources: tuple[str, ...] = ()
 
 
 def valid_order(order: str) -> bool:
@@ -85,7 +89,11 @@ def decide(
         return Decided("done", task)
     if old is not None and old.shard is not None and same(old, listed):
         return Decided("keep", msgspec.structs.replace(task, moved=old))
-    if listed.size_bytes > scope.largest_bytes or listed.storage_class in _ARCHIVED:
+    if (
+        listed.size_bytes > scope.largest_bytes
+        or listed.storage_class in _ARCHIVED
+        or (scope.sources and listed.key.endswith(scope.sources))
+    ):
         return Decided("plain", task)
     return Decided("read", task)
 
@@ -145,6 +153,19 @@ def settle(
     return None
 
 
+def still_made(key: str, candidates: Iterable[Record], sources: Mapping[str, int]) -> list[Record]:
+    """The candidates without those that were made of an older version of a file that is there.
+
+    `sources`: when each file was modified, by its key without the suffix."""
+    stems = [key[:at] for at, char in enumerate(key) if char == "/"]
+    times = {sources[stem] for stem in stems if stem in sources} if sources else set()
+    return [
+        record
+        for record in candidates
+        if not (record.made and times) or record.modified_ms in times
+    ]
+
+
 def worn_out(shards: Iterable[ShardFile], living_bytes: Mapping[int, int]) -> set[int]:
     """The positions of shards of which too little is alive."""
     return {
@@ -168,15 +189,6 @@ def cut(sizes: Iterable[int], shard_bytes: int) -> Iterator[int]:
         yield count
 
 
-class Saving(Struct, frozen=True):
-    """What a pack saves: requests of one epoch over all objects, and bytes of the origin's disk."""
-
-    requests_before: int
-    requests_after: int
-    packed_bytes: int
-    shard_bytes: int
-
-
 class Summary(Struct):
     """A plan in numbers."""
 
@@ -188,6 +200,7 @@ class Summary(Struct):
     kept_objects: int = 0
     kept_bytes: int = 0
     plain_objects: int = 0
+    changed_plain: int = 0
     gone_objects: int = 0
     done_objects: int = 0
     new_shards: int = 0
@@ -217,7 +230,13 @@ class Summary(Struct):
     @property
     def idle(self) -> bool:
         """Whether there is nothing to write."""
-        return not (self.read_objects or self.moved_objects or self.done_objects)
+        return not (
+            self.read_objects
+            or self.moved_objects
+            or self.done_objects
+            or self.gone_objects
+            or self.changed_plain
+        )
 
     @property
     def requests_saved(self) -> tuple[int, int]:

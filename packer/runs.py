@@ -1,7 +1,7 @@
 """Runs: records in key order on disk, so that millions of them never need to be in memory.
 
-A sealed shard has one, which says where its objects lie; sorting by anything else than the key makes
-others and merges them.
+A sealed shard has one, which says where its objects lie; sorting by anything else than the key
+makes others and merges them.
 """
 
 import heapq

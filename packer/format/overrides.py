@@ -64,19 +64,19 @@ class Stand(NamedTuple):
 
 
 class Overrides:
-    """All overrides in force, by key; grows as the log is read on."""
+    """All overrides in force over a pack that has the log folded in `through` a number."""
 
-    def __init__(self) -> None:
+    def __init__(self, through: int = 0) -> None:
         self._stands: dict[str, tuple[Override, str, bool]] = {}
-        self.through = 0
+        self.through = through
 
     def __len__(self) -> int:
         return len(self._stands)
 
     def add(self, sequence: int, batch: OverrideBatch) -> None:
-        """Takes in the next record. ValueError where one is missing before it."""
-        if self.through and sequence != self.through + 1:
-            raise ValueError(f"record {self.through + 1} of the log is missing")
+        """Takes in the next record. OverrideError where one is missing before it."""
+        if sequence != self.through + 1:
+            raise OverrideError(f"record {self.through + 1} of the log is missing")
         self.through = sequence
         for override in batch.records:
             before = self._stands.get(override.key)

@@ -14,6 +14,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
+import msgspec
+
 from packer.stores.protocol import (
     ConditionFailed,
     Deletion,
@@ -22,7 +24,6 @@ from packer.stores.protocol import (
     ObjectMissing,
     ObjectUnreadable,
     StoreError,
-    Written,
 )
 
 _OURS = ".feedrack~"
@@ -40,15 +41,22 @@ class DirectoryStore:
     def __init__(self, root: Path, bucket: str) -> None:
         self.bucket = bucket
         self._root = root / bucket
-        self.requests = 0
+        self._requests = 0
         if bucket in ("", ".", "..") or "/" in bucket or not self._root.is_dir():
             raise StoreError(f"no bucket {bucket} in {root}", 404)
+
+    @property
+    def requests(self) -> int:
+        return self._requests
+
+    def seconds(self) -> float:
+        return time.time()
 
     def listing(self, prefix: str) -> Iterator[Listed]:
         yield from self._below(self._root, "", prefix)
 
     def get(self, key: str, etag: str | None = None) -> Got:
-        self.requests += 1
+        self._requests += 1
         with self.open(key, etag) as file:
             before = os.fstat(file.fileno())
             data = file.read()
@@ -59,7 +67,7 @@ class DirectoryStore:
         return Got(data, etag_of(after), {"content-type": content_type(key)})
 
     def read(self, key: str, offset: int, size_bytes: int) -> bytes:
-        self.requests += 1
+        self._requests += 1
         with self.open(key) as file:
             data = os.pread(file.fileno(), size_bytes, offset)
         if len(data) != size_bytes:
@@ -80,12 +88,14 @@ class DirectoryStore:
         return file
 
     def head(self, key: str) -> Listed:
-        self.requests += 1
+        self._requests += 1
         try:
             status = self._path(key).stat()
         except (FileNotFoundError, NotADirectoryError) as error:
             raise ObjectMissing(f"no object {key}", 404) from error
-        return listed(key, status)
+        return msgspec.structs.replace(
+            listed(key, status), headers={"content-type": content_type(key)}
+        )
 
     def put(
         self,
@@ -95,10 +105,9 @@ class DirectoryStore:
         headers: Mapping[str, str] | None = None,
         if_match: str | None = None,
         if_absent: bool = False,
-    ) -> Written:
-        self.requests += 1
-        if any(name.startswith("x-amz-meta-") for name in headers or ()):
-            raise ObjectUnreadable(f"{key}: a directory keeps no user metadata")
+    ) -> str:
+        self._requests += 1
+        _refuse_metadata(key, headers)
         path = self._path(key)
         with self._scratch(path) as scratch:
             with scratch.open("wb") as file:
@@ -116,10 +125,17 @@ class DirectoryStore:
                 scratch.replace(path)
             status = path.stat()
         _sync_folder(path.parent)
-        return Written(etag_of(status), time.time())
+        return etag_of(status)
 
-    def put_file(self, key: str, path: Path, sent: Callable[[int], None]) -> None:
-        self.requests += 1
+    def put_file(
+        self,
+        key: str,
+        path: Path,
+        sent: Callable[[int], None],
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        self._requests += 1
+        _refuse_metadata(key, headers)
         target = self._path(key)
         with self._scratch(target) as scratch:
             with path.open("rb") as source, scratch.open("wb") as file:
@@ -137,7 +153,7 @@ class DirectoryStore:
     def delete(self, objects: Sequence[Deletion]) -> list[tuple[str, StoreError]]:
         failed: list[tuple[str, StoreError]] = []
         for item in objects:
-            self.requests += 1
+            self._requests += 1
             path = self._path(item.key)
             try:
                 if item.etag is not None and etag_of(path.stat()) != item.etag:
@@ -239,6 +255,11 @@ def listed(key: str, status: os.stat_result) -> Listed:
 def content_type(key: str) -> str:
     """The type that a key's suffix says."""
     return mimetypes.guess_type(key)[0] or _DEFAULT_TYPE
+
+
+def _refuse_metadata(key: str, headers: Mapping[str, str] | None) -> None:
+    if any(name.startswith("x-amz-meta-") for name in headers or ()):
+        raise ObjectUnreadable(f"{key}: a directory keeps no user metadata")
 
 
 def _written_by_gateway(path: Path) -> bool:

@@ -52,6 +52,8 @@ class Listed(Struct, frozen=True, gc=False):
     etag: str
     modified_ms: int
     storage_class: str = "STANDARD"
+    # What GetObject would say; in the answer of `head` alone.
+    headers: dict[str, str] = field(default_factory=dict)
 
 
 class Got(Struct, frozen=True):
@@ -62,13 +64,6 @@ class Got(Struct, frozen=True):
     headers: dict[str, str] = field(default_factory=dict)
     checksums: dict[str, str] = field(default_factory=dict)
     tags: tuple[tuple[str, str], ...] = ()
-
-
-class Written(Struct, frozen=True):
-    """An object was written: its ETag, and the store's clock in seconds since 1970."""
-
-    etag: str
-    store_seconds: float
 
 
 class Deletion(Struct, frozen=True):
@@ -85,6 +80,15 @@ class Store(Protocol):
     # Whether packs are served by whoever answers, and whether it has let us past them.
     is_gateway: bool
     bypassed: bool
+
+    @property
+    def requests(self) -> int:
+        """Requests made so far."""
+        ...
+
+    def seconds(self) -> float:
+        """The store's clock, as its last answer told it: seconds since 1970."""
+        ...
 
     def listing(self, prefix: str) -> Iterator[Listed]:
         """All objects whose keys begin with `prefix`, in order of the keys' bytes."""
@@ -114,11 +118,17 @@ class Store(Protocol):
         headers: Mapping[str, str] | None = None,
         if_match: str | None = None,
         if_absent: bool = False,
-    ) -> Written:
-        """Writes an object whole. ConditionFailed where the condition does not hold."""
+    ) -> str:
+        """Writes an object whole; its ETag. ConditionFailed where the condition does not hold."""
         ...
 
-    def put_file(self, key: str, path: Path, sent: Callable[[int], None]) -> None:
+    def put_file(
+        self,
+        key: str,
+        path: Path,
+        sent: Callable[[int], None],
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
         """Uploads a file, in parts where it is large, telling `sent` of bytes as they go."""
         ...
 

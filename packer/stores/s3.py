@@ -26,7 +26,6 @@ from packer.stores.protocol import (
     ObjectMissing,
     ObjectUnreadable,
     StoreError,
-    Written,
 )
 from packer.stores.s3_client import Answer, S3Client, Target
 
@@ -41,12 +40,16 @@ class S3Store:
         self.bucket = bucket
         self.is_gateway = False
         self.bypassed = False
+        self._ahead_seconds = 0.0
         self._client = S3Client(target)
 
     @property
     def requests(self) -> int:
         """Requests made so far."""
         return self._client.requests
+
+    def seconds(self) -> float:
+        return time.time() + self._ahead_seconds
 
     def listing(self, prefix: str) -> Iterator[Listed]:
         token: str | None = None
@@ -72,11 +75,7 @@ class S3Store:
         return Got(
             answer.body,
             found.get("etag", "").strip('"'),
-            {
-                name: value
-                for name, value in found.items()
-                if name in KEPT_HEADERS or name.startswith("x-amz-meta-")
-            },
+            kept_headers(found),
             {name: value for name, value in found.items() if name.startswith("x-amz-checksum-")},
             tags,
         )
@@ -109,6 +108,7 @@ class S3Store:
             found.get("etag", "").strip('"'),
             int(http_seconds(found.get("last-modified")) * 1000),
             found.get("x-amz-storage-class", "STANDARD"),
+            kept_headers(found),
         )
 
     def put(
@@ -119,7 +119,7 @@ class S3Store:
         headers: Mapping[str, str] | None = None,
         if_match: str | None = None,
         if_absent: bool = False,
-    ) -> Written:
+    ) -> str:
         sent = dict(headers or {})
         if if_match is not None:
             sent["if-match"] = f'"{if_match}"'
@@ -132,17 +132,21 @@ class S3Store:
                 break
             time.sleep(0.05)
         self._check(answer, f"write {key}")
-        return Written(
-            answer.headers.get("etag", "").strip('"'), http_seconds(answer.headers.get("date"))
-        )
+        return answer.headers.get("etag", "").strip('"')
 
-    def put_file(self, key: str, path: Path, sent: Callable[[int], None]) -> None:
+    def put_file(
+        self,
+        key: str,
+        path: Path,
+        sent: Callable[[int], None],
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
         size = path.stat().st_size
         if size <= _PART_BYTES:
-            self.put(key, path.read_bytes())
+            self.put(key, path.read_bytes(), headers=headers)
             sent(size)
             return
-        answer = self._client.ask("POST", key, (("uploads", ""),))
+        answer = self._client.ask("POST", key, (("uploads", ""),), headers)
         self._check(answer, f"begin upload of {key}")
         upload = (("uploadId", text(etree.fromstring(answer.body), "UploadId")),)
         try:
@@ -198,12 +202,10 @@ class S3Store:
         return failed
 
     def conditional_deletes(self, key: str) -> bool:
-        written = self.put(key, b"may deletes have conditions?")
+        self.put(key, b"may deletes have conditions?")
         refused = self.delete([Deletion(key, "0" * 32)])
         self.delete([Deletion(key)])
-        return bool(written.etag) and any(
-            isinstance(error, ConditionFailed) for _, error in refused
-        )
+        return any(isinstance(error, ConditionFailed) for _, error in refused)
 
     def clean_uploads(self, prefix: str) -> None:
         answer = self._client.ask("GET", None, (("uploads", ""), ("prefix", prefix)))
@@ -234,11 +236,22 @@ class S3Store:
         )
 
     def _check(self, answer: Answer, doing: str) -> None:
+        if "date" in answer.headers:
+            self._ahead_seconds = http_seconds(answer.headers["date"]) - time.time()
         if "x-feedrack-node" in answer.headers:
             self.is_gateway = True
             self.bypassed = answer.headers.get(BYPASS_HEADER) == BYPASS
         if not 200 <= answer.status < 300:
             raise failure(answer, doing)
+
+
+def kept_headers(headers: Mapping[str, str]) -> dict[str, str]:
+    """Of the headers of an answer those that belong to the object."""
+    return {
+        name: value
+        for name, value in headers.items()
+        if name in KEPT_HEADERS or name.startswith("x-amz-meta-")
+    }
 
 
 def failure(answer: Answer, doing: str) -> StoreError:
