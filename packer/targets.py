@@ -202,7 +202,7 @@ class TarTarget:
 
 
 def sample_of(name: str) -> str:
-    """The sample a file of a WebDataset belongs to: its folder, and its name up to the first dot."""
+    """The sample that a file belongs to: its folder, and its name up to the first dot."""
     folder, slash, file = name.rpartition("/")
     return folder + slash + file.partition(".")[0]
 

@@ -101,7 +101,7 @@ class _Job:
 
     def _merged(self, index: Index) -> Iterator[tuple[str, Record | None]]:
         """All keys in order: those of the index, and those that only the log knows."""
-        new = [key for key in self._overrides.keys() if index.get(key.encode()) is None]
+        new = [key for key in self._overrides if index.get(key.encode()) is None]
         position = 0
         for raw, record in index.walk():
             key = raw.decode()

@@ -4,6 +4,7 @@ Any record on a key says: ask the origin, not the pack. What else it says serves
 one case in which the pack's bytes are still right: a PUT of the same bytes.
 """
 
+from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
 import msgspec
@@ -91,9 +92,9 @@ class Overrides:
         override, _, alone = found
         return Stand(override, alone and override.op != "unsure")
 
-    def keys(self) -> list[str]:
+    def __iter__(self) -> Iterator[str]:
         """The overridden keys in the order of a listing."""
-        return sorted(self._stands, key=str.encode)
+        return iter(sorted(self._stands, key=str.encode))
 
 
 def folded(record: Record, stand: Stand | None) -> Record | None:
