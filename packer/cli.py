@@ -116,7 +116,7 @@ def main() -> None:
 @click.option("--from", "source", type=click.Choice(["webdataset", "tfrecord"]),
               help="Make objects of the contents of these files.")  # fmt: skip
 @click.option("--settle", type=click.FloatRange(0), default=SETTLE_SECONDS, show_default=True,
-              help="Seconds for gateways to notice a first pack; 0 if none writes here.")  # fmt: skip
+              help="Seconds for gateways to notice a first pack; 0 if none writes.")  # fmt: skip
 @click.option("--keep", type=click.FloatRange(0), default=KEEP_SECONDS, show_default=True,
               help="Seconds that a replaced pack stays for those who still read it.")  # fmt: skip
 @_endpoint
@@ -371,8 +371,8 @@ def _tell(report: Report, dry_run: bool) -> None:
     click.echo(
         f"{'would read' if dry_run else 'planned'} {plan.read_objects:,} objects "
         f"({_human(plan.read_bytes)}) into {plan.new_shards:,} shards; "
-        f"moved {plan.moved_objects:,}, kept {plan.kept_objects:,} in {plan.kept_shards:,} shards, plain {plan.plain_objects:,}, "
-        f"gone {plan.gone_objects:,}"
+        f"moved {plan.moved_objects:,}, kept {plan.kept_objects:,} in {plan.kept_shards:,} shards, "
+        f"plain {plan.plain_objects:,}, gone {plan.gone_objects:,}"
     )
     click.echo(
         f"GETs of the origin for one cold epoch: {report.requests_before:,} before, "
@@ -384,8 +384,8 @@ def _tell(report: Report, dry_run: bool) -> None:
         click.echo(f"left out: {item.key}: {item.reason}")
     word = "made" if report.changed else "nothing to do: there is"
     click.echo(
-        f"{word} pack {report.pack}, generation {report.generation}: {report.packed_objects:,} objects "
-        f"({_human(report.packed_bytes)}) in {report.shard_files:,} shards "
+        f"{word} pack {report.pack}, generation {report.generation}: "
+        f"{report.packed_objects:,} objects ({_human(report.packed_bytes)}) in {report.shard_files:,} shards "
         f"({_human(report.shard_file_bytes)}) and an index of {_human(report.index_bytes)}"
     )
 
