@@ -8,7 +8,7 @@ import re
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -279,6 +279,7 @@ def unpack_command(
         _working(dataset, endpoint_url, profile) as store,
         _scratch(spool) as folder,
         Shown() as shown,
+        ExitStack() as stack,
     ):
         target: Target
         if to_webdataset:
@@ -286,7 +287,9 @@ def unpack_command(
         elif not to_bucket:
             target = DirectoryTarget(Path(to or ""), dataset.prefix)
         else:
-            other = open_store(target_dataset.bucket, to_endpoint_url or endpoint_url, profile)
+            other = stack.enter_context(
+                closing(open_store(target_dataset.bucket, to_endpoint_url or endpoint_url, profile))
+            )
             target = BucketTarget(
                 other, dataset.prefix, target_dataset.prefix, replace=replace, keep_times=keep_times
             )
@@ -326,7 +329,8 @@ def drop_command(
 def _working(dataset: Dataset, endpoint_url: str | None, profile: str | None) -> Iterator[Store]:
     """The dataset's store; every failure becomes a line and status 1."""
     try:
-        yield open_store(dataset.bucket, endpoint_url, profile)
+        with closing(open_store(dataset.bucket, endpoint_url, profile)) as store:
+            yield store
     except BrokenPipeError:
         # Whoever read our lines has read enough.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -385,8 +389,8 @@ def _tell(report: Report, dry_run: bool) -> None:
     word = "made" if report.changed else "nothing to do: there is"
     click.echo(
         f"{word} pack {report.pack}, generation {report.generation}: "
-        f"{report.packed_objects:,} objects ({_human(report.packed_bytes)}) in {report.shard_files:,} shards "
-        f"({_human(report.shard_file_bytes)}) and an index of {_human(report.index_bytes)}"
+        f"{report.packed_objects:,} objects ({_human(report.packed_bytes)}) in "
+        f"{report.shard_files:,} shards ({_human(report.shard_file_bytes)}) and an index of {_human(report.index_bytes)}"
     )
 
 

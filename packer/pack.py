@@ -178,6 +178,7 @@ class _Job:
 
     def _open(self) -> float:
         """Tells gateways that a first pack is under way; since when they have been told."""
+        self._refuse_overlap()
         manifest = self._before.manifest
         if manifest is None or manifest.state == "dropped":
             manifest = Manifest(
@@ -192,13 +193,26 @@ class _Job:
             )
             publish(self._store, self._place, manifest)
             self._before.manifest = manifest
+            try:
+                # Of two that open at once at least one sees the other.
+                self._refuse_overlap()
+            except PackRefused:
+                generation = manifest.generation + 1
+                publish(
+                    self._store,
+                    self._place,
+                    msgspec.structs.replace(manifest, state="dropped", generation=generation),
+                )
+                raise
+        return seconds_of(manifest.created)
+
+    def _refuse_overlap(self) -> None:
         other = overlapping(self._place.prefix, load_all(self._store))
         if other is not None:
             raise PackRefused(
                 f"s3://{other.bucket}/{other.prefix} is packed, and shares keys with this prefix: "
                 "a key may be in one pack only"
             )
-        return seconds_of(manifest.created)
 
     def _write(self, plan: Plan, unfinished: Unfinished, check: Callable[[], None]) -> None:
         summary, options = plan.summary, self._options

@@ -19,7 +19,7 @@ from packer.format.overrides import folded
 from packer.plan import Task, reserved
 from packer.progress import Watcher
 from packer.reading import read_in_order, restored
-from packer.stores.protocol import Got, ObjectMissing, Store, StoreError
+from packer.stores.protocol import Got, Listed, ObjectMissing, Store, StoreError
 from packer.targets import Facts, Target
 from packer.verify import Entry, by_shard
 
@@ -63,7 +63,7 @@ class _Job:
                         self._shard(number, entries, threads)
                 if not in_place:
                     for key in self._elsewhere(index):
-                        self._copy(key)
+                        self._copy(key, index)
 
     def _in_key_order(self, index: Index, jobs: int) -> None:
         def tasks() -> Iterator[Task]:
@@ -96,7 +96,7 @@ class _Job:
                     flush()
             else:
                 flush()
-                self._copy(task.key)
+                self._copy(task.key, index)
         flush()
 
     def _merged(self, index: Index) -> Iterator[tuple[str, Record | None]]:
@@ -150,7 +150,17 @@ class _Job:
             return
         self._write(_facts(key, got, record.modified_ms), got)
 
-    def _copy(self, key: str) -> None:
+    def _listed_ms(self, key: str, index: Index, known: Listed) -> int:
+        """When an object was modified, as precisely as a listing said it; HeadObject says seconds."""
+        record = index.get(key.encode())
+        stand = self._overrides.get(key)
+        if stand is not None and stand.override.etag == known.etag:
+            return stand.override.modified_ms
+        if record is not None and etag_text(record.etag) == known.etag:
+            return record.modified_ms
+        return known.modified_ms
+
+    def _copy(self, key: str, index: Index) -> None:
         """Takes an object from the origin as it is; where there is none, it was deleted."""
         path = self._folder / "copied"
         try:
@@ -158,7 +168,8 @@ class _Job:
             with self._store.open(key, known.etag) as source, path.open("wb") as file:
                 while block := source.read(1024**2):
                     file.write(block)
-            facts = Facts(key, known.etag, known.modified_ms, known.headers)
+            modified_ms = self._listed_ms(key, index, known)
+            facts = Facts(key, known.etag, modified_ms, known.headers)
             done = self._target.write_file(facts, path)
         except ObjectMissing:
             return

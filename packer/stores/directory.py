@@ -49,6 +49,9 @@ class DirectoryStore:
     def requests(self) -> int:
         return self._requests
 
+    def close(self) -> None:
+        """Nothing is kept open."""
+
     def seconds(self) -> float:
         return time.time()
 

@@ -86,6 +86,10 @@ class Store(Protocol):
         """Requests made so far."""
         ...
 
+    def close(self) -> None:
+        """Lets go of connections; nobody may be asking."""
+        ...
+
     def seconds(self) -> float:
         """The store's clock, as its last answer told it: seconds since 1970."""
         ...

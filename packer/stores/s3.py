@@ -51,6 +51,9 @@ class S3Store:
     def seconds(self) -> float:
         return time.time() + self._ahead_seconds
 
+    def close(self) -> None:
+        self._client.close()
+
     def listing(self, prefix: str) -> Iterator[Listed]:
         token: str | None = None
         while True:

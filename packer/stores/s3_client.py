@@ -1,4 +1,4 @@
-"""A small S3 client: one connection a thread, Signature Version 4, retries.
+"""A small S3 client: kept connections, Signature Version 4, retries.
 
 Measured on 4 KiB objects against a local gateway, CPU of the client per GET: 1,350 µs with
 botocore in 16 threads, 1,500 with aiobotocore, 290 with obstore, 140 with awscrt, 50 with this.
@@ -14,7 +14,6 @@ import io
 import random
 import socket
 import ssl
-import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, BinaryIO, NamedTuple
@@ -154,12 +153,12 @@ class Signer:
 
 
 class S3Client:
-    """Requests to one bucket. For any number of threads: each has its own connection."""
+    """Requests to one bucket, from any number of threads; `close` it at the end."""
 
     def __init__(self, target: Target) -> None:
         self._target = target
         self._signer = Signer(target)
-        self._local = threading.local()
+        self._idle: list[_Connection] = []
         self._tls = ssl.create_default_context(cafile=target.ca_file) if target.tls else None
         self.requests = 0
 
@@ -176,7 +175,6 @@ class S3Client:
             try:
                 answer = self._once(method, key, query, headers or {}, body)
             except (OSError, http.client.HTTPException) as error:
-                self._drop()
                 if attempt == _ATTEMPTS:
                     raise StoreError(f"{method} {key or ''}: {error!r}") from error
             else:
@@ -201,17 +199,20 @@ class S3Client:
         self, method: str, key: str | None, query: Query, headers: Mapping[str, str], body: bytes
     ) -> Answer:
         self.requests += 1
-        connection: _Connection | None = getattr(self._local, "connection", None)
-        if connection is None:
-            connection = self._local.connection = _Connection(self._target, self._tls)
-        connection.send(self._head(method, key, query, headers, body), body)
-        status, found = connection.head()
-        if method == "HEAD" or status in _NO_BODY:
-            answer = Answer(status, found, b"")
-        else:
-            answer = Answer(status, found, connection.read(found))
+        # The last one back is the last that the endpoint may have closed.
+        connection = self._idle.pop() if self._idle else _Connection(self._target, self._tls)
+        try:
+            connection.send(self._head(method, key, query, headers, body), body)
+            status, found = connection.head()
+            bare = method == "HEAD" or status in _NO_BODY
+            answer = Answer(status, found, b"" if bare else connection.read(found))
+        except BaseException:
+            connection.close()
+            raise
         if found.get("connection", "").lower() == "close":
-            self._drop()
+            connection.close()
+        else:
+            self._idle.append(connection)
         return answer
 
     def _head(
@@ -236,11 +237,10 @@ class S3Client:
         # Header values came in as Latin-1 and go out as they came.
         return f"{line}{lines}\r\n".encode("latin-1")
 
-    def _drop(self) -> None:
-        connection: _Connection | None = getattr(self._local, "connection", None)
-        if connection is not None:
-            connection.close()
-            self._local.connection = None
+    def close(self) -> None:
+        """Ends all connections; nobody may be asking."""
+        while self._idle:
+            self._idle.pop().close()
 
 
 class _Connection:
@@ -249,8 +249,12 @@ class _Connection:
         raw = socket.create_connection(
             (parts.hostname, parts.port or (443 if tls else 80)), _TIMEOUT_SECONDS
         )
-        raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._socket = tls.wrap_socket(raw, server_hostname=parts.hostname) if tls else raw
+        try:
+            raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self._socket = tls.wrap_socket(raw, server_hostname=parts.hostname) if tls else raw
+        except BaseException:
+            raw.close()
+            raise
         self._file = self._socket.makefile("rb", 64 * 1024)
 
     def send(self, head: bytes, body: bytes) -> None:
