@@ -390,7 +390,8 @@ def _tell(report: Report, dry_run: bool) -> None:
     click.echo(
         f"{word} pack {report.pack}, generation {report.generation}: "
         f"{report.packed_objects:,} objects ({_human(report.packed_bytes)}) in "
-        f"{report.shard_files:,} shards ({_human(report.shard_file_bytes)}) and an index of {_human(report.index_bytes)}"
+        f"{report.shard_files:,} shards ({_human(report.shard_file_bytes)}) "
+        f"and an index of {_human(report.index_bytes)}"
     )
 
 

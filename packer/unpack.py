@@ -151,7 +151,7 @@ class _Job:
         self._write(_facts(key, got, record.modified_ms), got)
 
     def _listed_ms(self, key: str, index: Index, known: Listed) -> int:
-        """When an object was modified, as precisely as a listing said it; HeadObject says seconds."""
+        """When an object was modified, as a listing said it; HeadObject says seconds only."""
         record = index.get(key.encode())
         stand = self._overrides.get(key)
         if stand is not None and stand.override.etag == known.etag:

@@ -2,7 +2,6 @@
 
 import io
 import json
-import os
 import random
 import re
 import signal
@@ -131,7 +130,6 @@ def test_killed_at_any_point_and_resumed_it_redoes_at_most_a_shard(
             command(bucket, *way),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            preexec_fn=lambda: os.nice(5),
         )
         try:
             said, errors = process.communicate(timeout=delay)
@@ -141,7 +139,6 @@ def test_killed_at_any_point_and_resumed_it_redoes_at_most_a_shard(
             kills += 1
             delay *= chance.uniform(1.0, 1.6)
             now = len([key for key in bucket.keys(Place("p/").building) if key.endswith(".run")])
-            assert now >= sealed or kills
             sealed = max(sealed, now)
             continue
         break
