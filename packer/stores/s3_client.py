@@ -19,7 +19,6 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, BinaryIO, NamedTuple
 from urllib.parse import quote, urlsplit
 
-import botocore.config
 import botocore.exceptions
 import botocore.session
 
@@ -58,29 +57,20 @@ def find_target(bucket: str, endpoint_url: str | None, profile: str | None) -> T
     """The bucket as AWS variables, profiles and options say. StoreError where that is nonsense."""
     try:
         session = botocore.session.Session(profile=profile)
-        # Path style wherever an endpoint is named: few but AWS have a host name a bucket.
-        named = endpoint_url or session.get_config_variable("endpoint_url")
-        client: Any = session.create_client(
-            "s3",
-            endpoint_url=endpoint_url,
-            region_name=session.get_config_variable("region") or "us-east-1",
-            config=botocore.config.Config(
-                signature_version="s3v4", s3={"addressing_style": "path" if named else "auto"}
-            ),
-        )
-        params = {"Bucket": bucket, "Key": "k"}
+        region = session.get_config_variable("region") or "us-east-1"
+        client = session.create_client("s3", endpoint_url=endpoint_url, region_name=region)
         found: Any = session.get_credentials()
-        url = (
-            client.generate_presigned_url("get_object", Params=params)
-            if found is not None
-            else f"{client.meta.endpoint_url}/{bucket}/k"
-        )
         ca_file = session.get_config_variable("ca_bundle")
+        style = (session.get_scoped_config().get("s3") or {}).get("addressing_style")
     except (botocore.exceptions.BotoCoreError, ValueError) as error:
         raise StoreError(str(error)) from error
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https"):
-        raise StoreError(f"not an endpoint: {endpoint_url}")
+    parts = urlsplit(client.meta.endpoint_url)
+    # Path style wherever an endpoint is named: few but AWS have a host name a bucket.
+    if style not in ("path", "virtual"):
+        aws = parts.netloc.endswith((".amazonaws.com", ".amazonaws.com.cn"))
+        style = "virtual" if aws and "." not in bucket else "path"
+    base = parts.path.rstrip("/")
+    virtual = style == "virtual"
 
     def credentials() -> tuple[str, str, str | None] | None:
         if found is None:
@@ -90,8 +80,8 @@ def find_target(bucket: str, endpoint_url: str | None, profile: str | None) -> T
 
     return Target(
         parts.scheme == "https",
-        parts.netloc,
-        parts.path[: -len("/k")],
+        f"{bucket}.{parts.netloc}" if virtual else parts.netloc,
+        base if virtual else f"{base}/{bucket}",
         client.meta.region_name,
         credentials,
         ca_file if isinstance(ca_file, str) else None,
