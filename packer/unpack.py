@@ -19,7 +19,7 @@ from packer.format.overrides import folded
 from packer.plan import Task, reserved
 from packer.progress import Watcher
 from packer.reading import read_in_order, restored
-from packer.stores.protocol import Got, Listed, ObjectMissing, Store, StoreError
+from packer.stores.protocol import Deletion, Got, Listed, ObjectMissing, Store, StoreError
 from packer.targets import Facts, Target
 from packer.verify import Entry, by_shard
 
@@ -64,6 +64,19 @@ class _Job:
                 if not in_place:
                     for key in self._elsewhere(index):
                         self._copy(key, index)
+
+    def take_back(self) -> None:
+        """Deletes again what was deleted while it was restored."""
+        through = self.manifest.overrides_through
+        with fetch_index(self._store, self._place, self.manifest, self._folder) as index:
+            for key, stand in read_overrides(self._store, self._place, through).items():
+                record = index.get(key.encode())
+                if (
+                    stand.override.op == "delete"
+                    and record is not None
+                    and self._overrides.get(key) != stand
+                ):
+                    self._store.delete([Deletion(key, etag_text(record.etag))])
 
     def _in_key_order(self, index: Index, jobs: int) -> None:
         def tasks() -> Iterator[Task]:
@@ -220,6 +233,8 @@ def unpack(
     job = _Job(store, place, folder, target, watcher)
     try:
         job.run(jobs, in_place=in_place)
+        if in_place:
+            job.take_back()
     finally:
         target.close()
     return job.result

@@ -92,6 +92,13 @@ class Overrides:
         override, _, alone = found
         return Stand(override, alone and override.op != "unsure")
 
+    def items(self) -> Iterator[tuple[str, Stand]]:
+        """Every overridden key with what holds for it, in the order of a listing."""
+        for key in self:
+            stand = self.get(key)
+            if stand is not None:
+                yield key, stand
+
     def __iter__(self) -> Iterator[str]:
         """The overridden keys in the order of a listing."""
         return iter(sorted(self._stands, key=str.encode))

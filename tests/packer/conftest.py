@@ -16,6 +16,7 @@ from packer.stores.protocol import Deletion, Store
 from packer.stores.s3 import S3Store
 from tests.node.process import ACCESS_KEY, SECRET_KEY, GatewayProcess
 from tests.origins import MotoServer, moto_server
+from tests.packer.memory import MemoryStore
 
 
 class Bucket:
@@ -103,9 +104,12 @@ def s3_bucket(moto: MotoServer, keys_of_aws: None, tmp_path: Path) -> Iterator[B
         yield Bucket(store, moto.url, tmp_path)
 
 
-@pytest.fixture(params=["moto", "gateway", "directory"])
+@pytest.fixture(params=["moto", "gateway", "directory", "memory"])
 def bucket(request: pytest.FixtureRequest, keys_of_aws: None, tmp_path: Path) -> Iterator[Bucket]:
     """An empty bucket of each kind."""
+    if request.param == "memory":
+        yield Bucket(MemoryStore(), "", tmp_path)
+        return
     if request.param == "directory":
         (tmp_path / "origin" / "bucket").mkdir(parents=True)
         url = f"file://{tmp_path}/origin"
