@@ -1,6 +1,7 @@
 """A plan made of what lies there: the listing, the pack before, what was interrupted."""
 
 from collections.abc import Iterable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import msgspec
@@ -81,21 +82,22 @@ def make_plan(
     summary = Summary()
     spool: Spool[Decided] = Spool(folder / "plan.spool", Decided)
     living: dict[int, int] = {}
-    for key, (listed, old, ready) in join(keyed(store.listing(prefix)), before.records(), done):
-        decided = decide(
-            key,
-            listed[0] if listed else None,
-            old[0] if old else None,
-            ready,
-            before.overrides.get(key.decode()),
-            scope,
-        )
-        record = decided.task.moved
-        if decided.doing == "keep" and record is not None and record.shard is not None:
-            living[record.shard] = living.get(record.shard, 0) + record.size_bytes
-        elif decided.doing == "plain" and not (old and same(old[0], listed[0])):
-            summary.changed_plain += 1
-        spool.add(decided)
+    with closing(spool):
+        for key, (listed, old, ready) in join(keyed(store.listing(prefix)), before.records(), done):
+            decided = decide(
+                key,
+                listed[0] if listed else None,
+                old[0] if old else None,
+                ready,
+                before.overrides.get(key.decode()),
+                scope,
+            )
+            record = decided.task.moved
+            if decided.doing == "keep" and record is not None and record.shard is not None:
+                living[record.shard] = living.get(record.shard, 0) + record.size_bytes
+            elif decided.doing == "plain" and not (old and same(old[0], listed[0])):
+                summary.changed_plain += 1
+            spool.add(decided)
     shards = before.manifest.shards if before.manifest is not None else ()
     relaid = before.manifest is not None and before.manifest.order != order
     worn = set(range(len(shards))) if relaid else worn_out(shards, living)

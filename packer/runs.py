@@ -140,10 +140,14 @@ class Spool(Generic[T]):
         assert self._file is not None, "a spool is filled before it is read"  # noqa: S101
         _write(self._file, _encoder.encode(value))
 
-    def __iter__(self) -> Iterator[T]:
+    def close(self) -> None:
+        """Ends the filling. Safe to call twice."""
         if self._file is not None:
             self._file.close()
             self._file = None
+
+    def __iter__(self) -> Iterator[T]:
+        self.close()
         return read_all(self._path, self._decoder)
 
 
