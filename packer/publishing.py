@@ -118,10 +118,15 @@ def rubbish(
 
     `manifests` are all that are there, by generation. A manifest goes `keep` seconds after its
     successor came; with it, what only it names. Folded overrides go as long after their fold."""
+
+    def age(manifest: Manifest) -> float:
+        # A store's clock is known to the second: what was written just now may seem to come.
+        return max(0.0, now - seconds_of(manifest.created))
+
     living = [
         manifest
         for manifest, successor in zip(manifests, [*manifests[1:], None], strict=True)
-        if successor is None or now - seconds_of(successor.created) < keep
+        if successor is None or age(successor) < keep
     ]
     generations = {manifest.generation for manifest in living}
     shards = {place.shard(shard.sha256) for manifest in living for shard in manifest.shards}
@@ -129,11 +134,7 @@ def rubbish(
         place.index(manifest.index.sha256) for manifest in living if manifest.index is not None
     }
     folded = max(
-        (
-            manifest.overrides_through
-            for manifest in manifests
-            if now - seconds_of(manifest.created) >= keep
-        ),
+        (manifest.overrides_through for manifest in manifests if age(manifest) >= keep),
         default=0,
     )
     found = []

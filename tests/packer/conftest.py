@@ -2,7 +2,7 @@
 
 import secrets
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
@@ -104,18 +104,33 @@ def s3_bucket(moto: MotoServer, keys_of_aws: None, tmp_path: Path) -> Iterator[B
         yield Bucket(store, moto.url, tmp_path)
 
 
+@pytest.fixture(params=["moto", "gateway", "directory"])
+def served_bucket(
+    request: pytest.FixtureRequest, keys_of_aws: None, tmp_path: Path
+) -> Iterator[Bucket]:
+    """An empty bucket of each kind that another process can reach."""
+    with bucket_of(request.param, request, tmp_path) as found:
+        yield found
+
+
 @pytest.fixture(params=["moto", "gateway", "directory", "memory"])
 def bucket(request: pytest.FixtureRequest, keys_of_aws: None, tmp_path: Path) -> Iterator[Bucket]:
     """An empty bucket of each kind."""
-    if request.param == "memory":
+    with bucket_of(request.param, request, tmp_path) as found:
+        yield found
+
+
+@contextmanager
+def bucket_of(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Bucket]:
+    """An empty bucket of a kind."""
+    if kind == "memory":
         yield Bucket(MemoryStore(), "", tmp_path)
-        return
-    if request.param == "directory":
+    elif kind == "directory":
         (tmp_path / "origin" / "bucket").mkdir(parents=True)
         url = f"file://{tmp_path}/origin"
         yield Bucket(open_store("bucket", url, None), url, tmp_path)
-        return
-    server = request.getfixturevalue(request.param)
-    url = server.url if request.param == "moto" else server.endpoint_url
-    with closing(made(url)) as store:
-        yield Bucket(store, url, tmp_path)
+    else:
+        server = request.getfixturevalue(kind)
+        url = server.url if kind == "moto" else server.endpoint_url
+        with closing(made(url)) as store:
+            yield Bucket(store, url, tmp_path)

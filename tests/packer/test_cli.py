@@ -24,6 +24,12 @@ from tests.packer.test_pack import filled, listed, packed_bytes, records
 PACKER = Path(sys.executable).parent / "packer"
 
 
+@pytest.fixture
+def bucket(served_bucket: Bucket) -> Bucket:
+    """A bucket that a process can reach."""
+    return served_bucket
+
+
 def command(bucket: Bucket, *arguments: object, spool: str = "cli") -> list[str]:
     verb, *rest = map(str, arguments)
     return [
