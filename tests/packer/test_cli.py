@@ -63,7 +63,7 @@ def test_a_pack_from_first_to_last(bucket: Bucket) -> None:
     keys = run(bucket, "ls", "--json").stdout.splitlines()
     assert [json.loads(line)["key"] for line in keys] == sorted(objects)
     packs = subprocess.run(
-        [PACKER, "ls", f"s3://{bucket.name}", "--endpoint-url", bucket.endpoint_url],
+        [PACKER, "ls", f"s3://{bucket.name}", *command(bucket, "ls")[3:]],
         capture_output=True,
         text=True,
     )
