@@ -1,0 +1,72 @@
+"""The format of packs (docs/pack-format.md): shards, indexes, manifests, the log of overrides."""
+
+from packer.format.index import FORMAT_VERSION, Index, IndexDamaged, IndexWriter, Page, ShardRef
+from packer.format.manifest import (
+    PACKS,
+    SETTLE_SECONDS,
+    IndexFile,
+    Manifest,
+    ManifestError,
+    Place,
+    ShardFile,
+    State,
+    current,
+)
+from packer.format.overrides import (
+    Override,
+    OverrideBatch,
+    OverrideError,
+    Overrides,
+    decode_overrides,
+    encode_overrides,
+)
+from packer.format.records import Record, etag_bytes, etag_text
+from packer.format.shard import (
+    EXTENT_BYTES,
+    KEY_BYTES,
+    MIN_EXTENT_BYTES,
+    ExtentBuilder,
+    Located,
+    ShardError,
+    ShardWriter,
+    extent_key,
+    file_bytes,
+    locate,
+)
+
+__all__ = [
+    "EXTENT_BYTES",
+    "FORMAT_VERSION",
+    "KEY_BYTES",
+    "MIN_EXTENT_BYTES",
+    "PACKS",
+    "SETTLE_SECONDS",
+    "ExtentBuilder",
+    "Index",
+    "IndexDamaged",
+    "IndexFile",
+    "IndexWriter",
+    "Located",
+    "Manifest",
+    "ManifestError",
+    "Override",
+    "OverrideBatch",
+    "OverrideError",
+    "Overrides",
+    "Page",
+    "Place",
+    "Record",
+    "ShardError",
+    "ShardFile",
+    "ShardRef",
+    "ShardWriter",
+    "State",
+    "current",
+    "decode_overrides",
+    "encode_overrides",
+    "etag_bytes",
+    "etag_text",
+    "extent_key",
+    "file_bytes",
+    "locate",
+]
