@@ -23,6 +23,7 @@ from gateway.errors import RequestHeaderSectionTooLarge, RequestTimeout, S3Error
 from gateway.s3.answer import Answer
 from gateway.s3.call import ClientGoneError
 from gateway.s3.held import HeldAnswer
+from gateway.s3.intake import Intake
 from gateway.s3.lanes import Gate, LongLane
 from gateway.s3.parting import Parting
 from gateway.s3.patience import Patience
@@ -45,6 +46,7 @@ class Connection(asyncio.Protocol):
         self._loop = loop
         self._header_bytes = gate.limits.header_bytes
         self._transport: asyncio.Transport | None = None
+        self.intake: Intake
         self._long: LongLane | None = None
         self._files: SocketFiles | None = None
         self.remote = ""
@@ -106,6 +108,7 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         wire = self._transport = cast(asyncio.Transport, transport)
+        self.intake = Intake(wire)
         name = wire.get_extra_info("peername")
         self.remote = str(name[0]) if isinstance(name, tuple) else ""
         self.secure = wire.get_extra_info("sslcontext") is not None
@@ -229,8 +232,7 @@ class Connection(asyncio.Protocol):
 
     def _keep(self, data: bytes) -> None:
         self._backlog += data
-        if self._transport is not None:
-            self._transport.pause_reading()
+        self.intake.pause("backlog")
 
     def _go_on_soon(self) -> None:
         if not self._going_on:
@@ -244,7 +246,7 @@ class Connection(asyncio.Protocol):
             return
         backlog, self._backlog = self._backlog, b""
         if backlog:
-            self._transport.resume_reading()
+            self.intake.resume("backlog")
             self._serve(backlog)
         ends = self._ended or self.ends_at_rest
         if ends and self._sending is None and self._rests and not self._backlog:

@@ -88,7 +88,6 @@ class TunnelLane:
         self._kept_bytes = 0
         self._attempts = 0
         self._safe = False
-        self._held_back = False
         self._eof = False
         self._paused = False
         self._departs = False
@@ -156,20 +155,16 @@ class TunnelLane:
         assert self._kept is not None  # noqa: S101 - the caller has looked
         self._kept.append(data)
         self._kept_bytes += len(data)
-        if self._kept_bytes > _KEPT_BYTES and not self._held_back and self._client is not None:
+        if self._kept_bytes > _KEPT_BYTES:
             # The keeper has to say that it acts upon these, before there are more than can be kept.
             self._safe = False
-            self._held_back = True
-            self._client.pause_reading()
+            self._connection.intake.pause("kept")
 
     def _keep_no_more(self) -> None:
         """What was sent is being acted upon: it can not be sent again."""
         self._kept = None
         self._tunnels.waiting.discard(self)
-        if self._held_back:
-            self._held_back = False
-            if self._client is not None:
-                self._client.resume_reading()
+        self._connection.intake.resume("kept")
 
     def _rest(self) -> None:
         self._keep_no_more()
@@ -207,6 +202,7 @@ class TunnelLane:
     def lost(self, *, untouched: bool) -> None:
         """The tunnel has ended. `untouched`: the keeper has read nothing of the request."""
         self._tunnel = None
+        self.hold_back(False)
         if self._client is None or (self.idle and not self.doubtful):
             return
         if self._kept is None:
@@ -262,11 +258,10 @@ class TunnelLane:
 
     def hold_back(self, held: bool) -> None:
         """The tunnel is full, or no longer."""
-        if self._client is not None:
-            if held:
-                self._client.pause_reading()
-            elif not self._held_back:
-                self._client.resume_reading()
+        if held:
+            self._connection.intake.pause("tunnel")
+        else:
+            self._connection.intake.resume("tunnel")
 
 
 class _Tunnel(asyncio.Protocol):

@@ -255,6 +255,9 @@ def test_what_all_processes_count_adds_up_also_of_those_that_have_ended(
         victim.kill()
         until(lambda victim=victim: victim.pid not in {w.pid for w in family.workers})  # type: ignore[misc]
         until(lambda: len(family.workers) == 2)
+        until(lambda: _ask(node, "/readyz", None)[1].get("ready"))
+        assert answered("200") == before + round_number * 100
+        assert answered("404") == round_number * 20
         keeper = family.keeper
         keeper.kill()
         until(lambda keeper=keeper: not keeper.is_running())  # type: ignore[misc]

@@ -329,6 +329,23 @@ async def test_another_user_is_not_let_in(node: Running) -> None:
 # Lines
 
 
+async def test_a_tunnel_that_was_full_and_breaks_leaves_no_client_unread(node: Running) -> None:
+    wire = await node.connect()
+    await wire.send(node.signed("PUT", "/train/k", body=b"one"))
+    assert (await wire.reply()).status == 200
+    [connection] = tunnelled(node).s3._connections
+    lane = connection._long
+    assert isinstance(lane, tunnel.TunnelLane)
+    lane.hold_back(True)
+    assert connection._transport is not None
+    assert not connection._transport.is_reading()
+    await kill_keeper(node)
+    await next_keeper(node)
+    await eventually(connection._transport.is_reading)
+    await wire.send(node.signed("PUT", "/train/k", body=b"two"))
+    assert (await wire.reply()).status == 200
+
+
 async def test_a_line_tells_when_a_keeper_is_there_and_when_it_leaves(node: Running) -> None:
     there = tunnelled(node)
     await eventually(lambda: there.line.here)
