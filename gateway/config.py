@@ -69,7 +69,7 @@ class NodeConfig(Section, frozen=True):
     id: Name = field(default_factory=lambda: socket.gethostname().split(".")[0] or "node")
     rack: Name = "r1"
     zone: Name = "z1"
-    workers: Annotated[int, Meta(ge=1, le=256)] = 1
+    workers: Annotated[int, Meta(ge=1, le=64)] = 1
 
 
 class LimitsConfig(Section, frozen=True):

@@ -36,6 +36,8 @@ class Start(Struct, frozen=True, kw_only=True, tag=True):
     folder: str
     s3_url: str
     heads: int
+    census: int = -1
+    place: int = -1
     listeners: list[int] = []
     admin: list[int] = []
     tunnels: int = -1

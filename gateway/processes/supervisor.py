@@ -39,6 +39,7 @@ from gateway.processes.control import (
 )
 from gateway.processes.roster import Action, Kill, Member, Roster, Spawn, Tell
 from gateway.processes.run_folder import RunFolder
+from gateway.s3 import census
 from gateway.s3.doors import bind, port_of
 from gateway.s3.tls import certificate
 from gateway.store.shared_heads import make_memory
@@ -54,9 +55,12 @@ _TICK_SECONDS = 1.0
 class _Child:
     """A running process and the way to talk to it."""
 
-    def __init__(self, process: "subprocess.Popen[bytes]", channel: SupervisorEnd) -> None:
+    def __init__(
+        self, process: "subprocess.Popen[bytes]", channel: SupervisorEnd, place: int
+    ) -> None:
         self.process = process
         self.channel = channel
+        self.place = place
         self.failure: Failed | None = None
         self.silent = False
 
@@ -91,6 +95,8 @@ class Supervisor:
         """Serves until SIGTERM, SIGINT or `POST /v1/drain`; the exit status."""
         self._folder = RunFolder()
         self._heads = make_memory()
+        self._census = census.make_memory()
+        self._counts = census.Census(self._census)
         self._tunnels = socket.socket(socket.AF_UNIX)
         try:
             self._tunnels.bind(str(self._folder.tunnels))
@@ -100,7 +106,9 @@ class Supervisor:
                 self._loop(wake)
         finally:
             _close([*self._listeners, *self._admin, self._tunnels])
+            self._counts.close()
             os.close(self._heads)
+            os.close(self._census)
             self._selector.close()
             self._folder.remove()
         return self._status
@@ -204,10 +212,12 @@ class Supervisor:
         except OSError as error:
             self._mourn_unborn(spawn.number, error)
             return
+        taken = {child.place for child in self._children.values()}
+        place = next(number for number in range(census.PLACES) if number not in taken)
         with theirs:
             try:
                 self._selector.register(ours, selectors.EVENT_READ, spawn.number)
-                process, start = self._start(spawn, theirs)
+                process, start = self._start(spawn, place, theirs)
             except OSError as error:
                 with suppress(KeyError):
                     self._selector.unregister(ours)
@@ -217,13 +227,13 @@ class Supervisor:
         # The system gives a process's number out again.
         self._unforgotten.discard(process.pid)
         channel = SupervisorEnd(ours)
-        self._children[spawn.number] = _Child(process, channel)
+        self._children[spawn.number] = _Child(process, channel, place)
         log.debug("process started", role=spawn.role, number=spawn.number, pid=process.pid)
         if not channel.start(start):
             process.kill()
 
     def _start(
-        self, spawn: Spawn, channel: socket.socket
+        self, spawn: Spawn, place: int, channel: socket.socket
     ) -> tuple["subprocess.Popen[bytes]", Start]:
         """A child that waits for its first message, and that message."""
         keeper = spawn.role == "keeper"
@@ -235,12 +245,14 @@ class Supervisor:
             folder=str(self._folder.path),
             s3_url=self._s3_url,
             heads=self._heads,
+            census=self._census,
+            place=place,
             listeners=[] if keeper else [each.fileno() for each in self._listeners],
             admin=[each.fileno() for each in self._admin] if keeper else [],
             tunnels=self._tunnels.fileno() if keeper else -1,
             stands_by=spawn.waits,
         )
-        inherited = [*start.listeners, *start.admin, start.heads, self._folder.lock]
+        inherited = [*start.listeners, *start.admin, start.heads, start.census, self._folder.lock]
         if keeper:
             inherited.append(start.tunnels)
         command = [sys.executable, "-m", "gateway.processes", spawn.role, str(channel.fileno())]
@@ -295,6 +307,7 @@ class Supervisor:
                 self._hear(number)
             self._hang_up(child)
             child.channel.close()
+            self._counts.strike(child.place)
             del self._children[number]
             self._unforgotten.add(child.process.pid)
             self._mourn(number, child.failure, status)

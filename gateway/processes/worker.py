@@ -1,7 +1,6 @@
 """A worker: it lets clients in, answers what is held, and hands the rest on to the keeper."""
 
 import asyncio
-import math
 import socket
 from pathlib import Path
 from typing import cast
@@ -13,6 +12,7 @@ from gateway.config import Config, S3OriginConfig
 from gateway.model.objects import KnownObject, Span
 from gateway.model.ranges import ByteRange
 from gateway.processes.control import ChildEnd, Order, Ready, Start
+from gateway.s3.census import Census
 from gateway.s3.doors import TcpDoor
 from gateway.s3.entry import Entry, authenticator_of
 from gateway.s3.held import HeldEndpoint
@@ -47,7 +47,8 @@ class Worker:
         self._ending: asyncio.Task[None] | None = None
         self._draining = asyncio.Event()
         self._over = asyncio.Event()
-        metrics = Metrics()
+        metrics = self._metrics = Metrics()
+        self._census = Census(start.census, start.place)
         self._disk = HeldDisk(config.cache)
         self._heads = SharedHeadsView(start.heads)
         belief = SharedBelief(self._heads, self._disk, generation=start.generation)
@@ -69,19 +70,20 @@ class Worker:
         self._line = Line(self._tunnels)
         limits = config.s3.limits
         self._s3 = S3Server(
-            msgspec.structs.replace(
-                limits, connections=math.ceil(limits.connections / config.node.workers)
-            ),
+            limits,
             metrics,
             door=TcpDoor(
                 config.s3.listen,
                 listeners=[socket.socket(fileno=each) for each in start.listeners],
+                census=self._census,
                 certificate=self._certificate,
                 handshake_timeout_seconds=limits.header_timeout_seconds or None,
             ),
             held=HeldEndpoint(entry, held, recorder, metrics),
             lanes=Tunnels(self._tunnels, self._line),
             refuse=Refusals(recorder).refuse,
+            count=self._count,
+            elsewhere=self._census.elsewhere,
         )
 
     async def run(self) -> None:
@@ -100,6 +102,11 @@ class Worker:
         await self._line.close()
         await self._disk.close()
         self._heads.close()
+        self._census.close()
+
+    def _count(self, connections: int) -> None:
+        self._census.count(connections)
+        self._metrics.connections.set(connections)
 
     def _obey(self, order: Order) -> None:
         if order == "reload":

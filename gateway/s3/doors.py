@@ -2,7 +2,6 @@
 
 import asyncio
 import errno
-import select
 import socket
 import ssl
 from collections.abc import Callable, Sequence
@@ -11,6 +10,7 @@ from typing import Protocol
 import structlog
 
 from gateway.config import parse_listen
+from gateway.s3.census import Census
 from gateway.s3.parting import FAREWELL_SECONDS
 from gateway.s3.tls import Certificate
 
@@ -22,10 +22,8 @@ _AT_ONCE = 64
 # What the system is out of, so that accepting again at once would only spin.
 _EXHAUSTED = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
 _PAUSE_SECONDS = 1.0
-# A process that is full leaves clients to the others that listen. Those that nobody has taken for
-# so long are let in all the same, to be told that there are too many.
-_LEFT_SECONDS = 1.0
-_LOOK_SECONDS = 0.05
+# How long a connection is left to those who have fewer. They need a fraction of it to wake up.
+_COURTESY_SECONDS = 0.005
 
 Protocols = Callable[[], asyncio.Protocol]
 
@@ -33,9 +31,8 @@ Protocols = Callable[[], asyncio.Protocol]
 class Door(Protocol):
     """Lets connections in, from `open` until `close`."""
 
-    async def open(self, make: Protocols, room: Callable[[], int]) -> None:
-        """Begins to take connections, each with a protocol that `make` gives. `room` says how many
-        more are welcome; whether others are taken too is the door's to know. OSError where the
+    async def open(self, make: Protocols) -> None:
+        """Begins to take connections, each with a protocol that `make` gives. OSError where the
         address cannot be had."""
         ...
 
@@ -46,8 +43,8 @@ class Door(Protocol):
 
 class Acceptor:
     """Takes connections from listening sockets: `at_once` of them at a wake. With one, whoever of
-    those that share a socket is busy takes fewer. Where `room` has none left, clients are left to
-    the others, and taken only when nobody takes them. The sockets are closed with it."""
+    those that share a socket is busy takes fewer; `yields` says whether another should have the
+    next one, who then has some milliseconds to take it. The sockets are closed with it."""
 
     def __init__(
         self,
@@ -55,21 +52,21 @@ class Acceptor:
         make: Protocols,
         *,
         at_once: int,
-        room: Callable[[], int] | None = None,
         context: Callable[[], ssl.SSLContext | None] = lambda: None,
         handshake_timeout_seconds: float | None = None,
+        yields: Callable[[], bool] = lambda: False,
     ) -> None:
         self._listeners = list(listeners)
+        self._yields = yields
         self._make = make
         self._at_once = at_once
-        self._room = room
         self._context = context
         self._handshake_timeout_seconds = handshake_timeout_seconds
         self._loop = asyncio.get_running_loop()
         self._entering: set[asyncio.Task[None]] = set()
         for listener in self._listeners:
             listener.setblocking(False)
-            self._loop.add_reader(listener.fileno(), self._accept, listener)
+            self._loop.add_reader(listener.fileno(), self._wake, listener)
 
     def close(self) -> None:
         listeners, self._listeners = self._listeners, []
@@ -77,15 +74,24 @@ class Acceptor:
             self._loop.remove_reader(listener.fileno())
             listener.close()
 
+    def _wake(self, listener: socket.socket) -> None:
+        if self._yields():
+            self._loop.remove_reader(listener.fileno())
+            self._loop.call_later(_COURTESY_SECONDS, self._accept_after_all, listener)
+        else:
+            self._accept(listener)
+
+    def _accept_after_all(self, listener: socket.socket) -> None:
+        if listener in self._listeners:
+            self._listen_again(listener)
+            self._accept(listener)
+
     def _accept(self, listener: socket.socket) -> None:
         for _ in range(self._at_once):
-            if not self._has_room():
-                self._loop.remove_reader(listener.fileno())
-                self._wait_for_room(listener, None)
-                return
             try:
-                if not self._take(listener):
-                    return
+                client, _ = listener.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
             except OSError as error:
                 if error.errno not in _EXHAUSTED:
                     raise
@@ -93,54 +99,14 @@ class Acceptor:
                 self._loop.remove_reader(listener.fileno())
                 self._loop.call_later(_PAUSE_SECONDS, self._listen_again, listener)
                 return
-
-    def _take(self, listener: socket.socket) -> bool:
-        """Takes a connection in. False where there is none; OSError where it cannot be had."""
-        try:
-            client, _ = listener.accept()
-        except (BlockingIOError, InterruptedError, ConnectionAbortedError):
-            return False
-        client.setblocking(False)
-        task = self._loop.create_task(self._enter(client))
-        self._entering.add(task)
-        task.add_done_callback(self._entering.discard)
-        return True
+            client.setblocking(False)
+            task = self._loop.create_task(self._enter(client))
+            self._entering.add(task)
+            task.add_done_callback(self._entering.discard)
 
     def _listen_again(self, listener: socket.socket) -> None:
         if listener in self._listeners:
-            self._loop.add_reader(listener.fileno(), self._accept, listener)
-
-    # Full
-
-    def _has_room(self) -> bool:
-        return self._room is None or self._room() > len(self._entering)
-
-    def _wait_for_room(self, listener: socket.socket, left_since: float | None) -> None:
-        """Looks from time to time. `left_since`: since when there always was a client left."""
-        if listener not in self._listeners:
-            return
-        if self._has_room():
-            self._listen_again(listener)
-            return
-        now = self._loop.time()
-        if not _has_client(listener):
-            left_since = None
-        elif left_since is None:
-            left_since = now
-        elif now - left_since >= _LEFT_SECONDS and not self._turn_away(listener):
-            left_since = None
-        self._loop.call_later(_LOOK_SECONDS, self._wait_for_room, listener, left_since)
-
-    def _turn_away(self, listener: socket.socket) -> bool:
-        """Lets clients in that will find no room: the others are full too. Whether there are
-        more."""
-        try:
-            return all(self._take(listener) for _ in range(_AT_ONCE))
-        except OSError as error:
-            if error.errno not in _EXHAUSTED:
-                raise
-            log.error("no connection can be taken", reason=str(error))  # noqa: TRY400
-            return False
+            self._loop.add_reader(listener.fileno(), self._wake, listener)
 
     async def _enter(self, client: socket.socket) -> None:
         # Of this moment, so that a certificate read again serves the next handshake.
@@ -159,48 +125,49 @@ class Acceptor:
 
 
 class TcpDoor:
-    """TCP, and TLS with a certificate. `listeners` are sockets that others listen on too: they are
-    left clients that this process has no room for."""
+    """TCP, and TLS with a certificate. `listeners` are sockets that others may listen on too, who
+    are all in the `census`."""
 
     def __init__(
         self,
         listen: str,
         *,
         listeners: Sequence[socket.socket] = (),
+        census: Census | None = None,
         certificate: Certificate | None = None,
         handshake_timeout_seconds: float | None = None,
     ) -> None:
         self._listen = listen
         self._listeners = listeners
+        self._census = census
         self._certificate = certificate
         self._handshake_timeout_seconds = handshake_timeout_seconds
         self._acceptor: Acceptor | None = None
         self.port = port_of(listeners) if listeners else 0
 
-    async def open(self, make: Protocols, room: Callable[[], int]) -> None:
+    async def open(self, make: Protocols) -> None:
         listeners = self._listeners or bind(self._listen, "s3.listen")
         self.port = port_of(listeners)
+        census = self._census
+        if census is not None:
+            census.open()
         self._acceptor = Acceptor(
             listeners,
             make,
             at_once=1 if self._listeners else _AT_ONCE,
-            room=room if self._listeners else None,
             context=self._current_context,
             handshake_timeout_seconds=self._handshake_timeout_seconds,
+            yields=census.has_more if census is not None else lambda: False,
         )
 
     def close(self) -> None:
+        if self._census is not None:
+            self._census.shut()
         if self._acceptor is not None:
             self._acceptor.close()
 
     def _current_context(self) -> ssl.SSLContext | None:
         return self._certificate.context if self._certificate is not None else None
-
-
-def _has_client(listener: socket.socket) -> bool:
-    poll = select.poll()
-    poll.register(listener, select.POLLIN)
-    return bool(poll.poll(0))
 
 
 def port_of(listeners: Sequence[socket.socket]) -> int:

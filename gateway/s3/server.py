@@ -44,6 +44,7 @@ class S3Server:
         refuse: Callable[[S3Error, str], Answer],
         connect: Callable[[Gate, asyncio.AbstractEventLoop], Connection] = Connection,
         count: Callable[[int], None] | None = None,
+        elsewhere: Callable[[], int] = lambda: 0,
     ) -> None:
         self.limits = limits
         self.metrics = metrics
@@ -53,6 +54,7 @@ class S3Server:
         self._lanes = lanes
         self._connect = connect
         self._count = count or metrics.connections.set
+        self._elsewhere = elsewhere
         self._sweeper: asyncio.Task[None] | None = None
         self._connections: set[Connection] = set()
         self._turned_away: set[Connection] = set()
@@ -64,7 +66,7 @@ class S3Server:
     async def start(self) -> None:
         """Begins to answer. OSError where the address is taken."""
         loop = asyncio.get_running_loop()
-        await self._door.open(lambda: self._connect(self, loop), self._room)
+        await self._door.open(lambda: self._connect(self, loop))
         self._sweeper = asyncio.create_task(self._sweep())
 
     async def retire(self) -> None:
@@ -107,12 +109,15 @@ class S3Server:
 
     # What a connection asks of its gate
 
+    def _is_full(self) -> bool:
+        return len(self._connections) + self._elsewhere() >= self.limits.connections
+
     @property
     def explains(self) -> bool:
         return len(self._turned_away) <= _EXPLAINED
 
     def enter(self, connection: Connection) -> bool:
-        if len(self._connections) >= self.limits.connections or self._draining:
+        if self._draining or self._is_full():
             self._turned_away.add(connection)
             return False
         self._connections.add(connection)
@@ -137,9 +142,6 @@ class S3Server:
     @property
     def draining(self) -> bool:
         return self._draining
-
-    def _room(self) -> int:
-        return self.limits.connections - len(self._connections)
 
     def _cut(self) -> None:
         for connection in [*self._connections, *self._turned_away]:

@@ -98,7 +98,7 @@ class TunnelDoor:
         self._lines: set[TunnelEnd] = set()
         self.open_to_clients = False
 
-    async def open(self, make: Protocols, room: Callable[[], int]) -> None:  # noqa: ARG002 - workers count
+    async def open(self, make: Protocols) -> None:
         self.open_to_clients = True
         self._acceptor = Acceptor([self._listener], lambda: TunnelEnd(self, make), at_once=_AT_ONCE)
 

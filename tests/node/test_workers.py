@@ -2,8 +2,10 @@
 and what is held needs no keeper."""
 
 import concurrent.futures
+import os
 import random
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +65,10 @@ def test_a_cold_object_is_fetched_once_for_48_clients_of_two_workers(make_node: 
     node = make_node(public(cold={"freshness_seconds": 600}))
     body = random.Random(2).randbytes(8 * CHUNK_BYTES + 1000)
     node.client().create_bucket(Bucket="cold")
-    (Path(node.settings["origins"]["main"]["path"]) / "cold/k").write_bytes(body)
+    path = Path(node.settings["origins"]["main"]["path"]) / "cold/k"
+    path.write_bytes(body)
+    # What has only just been written may be written again unseen, so it would not be kept.
+    os.utime(path, (time.time() - 3600,) * 2)
     with Family(node).clients(each=24) as clients:
         start = threading.Barrier(len(clients))
 
@@ -193,20 +198,18 @@ def test_uploads_and_reads_at_once_through_tunnels_keep_their_bytes(make_node: M
         assert all(pool.map(work, range(1, 33)))
 
 
-def test_no_client_is_refused_while_a_worker_has_room(make_node: MakeNode) -> None:
+def test_the_limit_on_connections_is_the_nodes(make_node: MakeNode) -> None:
     node = make_node({**public(full={}), "s3": {"limits": {"connections": 8}}})
-    node.client().create_bucket(Bucket="full")
-    family = Family(node)
+    client = node.client()
+    client.create_bucket(Bucket="full")
+    client.close()
     for _ in range(3):
         until(lambda: node.counter("feedrack_connections") == 0)
         clients = [Client(node) for _ in range(9)]
         for client in clients[:8]:
             client.connect()
             assert client.get("/full/none")[0] == 404
-        assert sorted(client.worker(family) for client in clients[:8]) == sorted(
-            4 * [worker.pid for worker in family.workers]
-        )
-        # All are full.
+        # All that there may be are there.
         status, body, _ = clients[8].get("/full/none")
         assert (status, b"<Code>SlowDown</Code>" in body) == (503, True)
         clients[0].close()

@@ -1,13 +1,14 @@
 """Doors: addresses are bound or said to be taken; a socket that is shared shares its clients."""
 
 import asyncio
+import os
 import socket
-import time
 from pathlib import Path
 
 import pytest
 
 from gateway.config import ConfigError
+from gateway.s3.census import Census, make_memory
 from gateway.s3.doors import TcpDoor, bind
 
 
@@ -30,7 +31,7 @@ async def until(condition: object) -> None:
 async def test_a_door_that_binds_itself_tells_its_port() -> None:
     guests: list[Guest] = []
     door = TcpDoor("127.0.0.1:0")
-    await door.open(lambda: Guest(guests), lambda: 0)
+    await door.open(lambda: Guest(guests))
     with socket.create_connection(("127.0.0.1", door.port)):
         await until(lambda: guests)
     door.close()
@@ -49,7 +50,7 @@ async def test_doors_of_one_socket_take_one_client_at_a_wake_and_a_closed_one_ta
     address = listener.getsockname()
     clients = [socket.create_connection(address) for _ in range(10)]
     for door, guests in zip(doors, by_door, strict=True):
-        await door.open(lambda guests=guests: Guest(guests), lambda: 100)  # type: ignore[misc]
+        await door.open(lambda guests=guests: Guest(guests))  # type: ignore[misc]
     await until(lambda: sum(map(len, by_door)) == 10)
     assert [len(guests) for guests in by_door] == [5, 5]
     doors[0].close()
@@ -65,41 +66,42 @@ async def test_doors_of_one_socket_take_one_client_at_a_wake_and_a_closed_one_ta
     listener.close()
 
 
-async def test_a_door_without_room_leaves_clients_to_others_and_takes_what_nobody_takes() -> None:
+async def test_who_has_more_connections_leaves_the_next_to_who_has_fewer_if_he_takes_it() -> None:
     [listener] = bind("127.0.0.1:0", "s3.listen")
-    rooms = [2, 6]
+    memory = make_memory()
+    censuses = [Census(memory, place) for place in (0, 1)]
     by_door: list[list[Guest]] = [[], []]
     doors = [
-        TcpDoor("", listeners=[socket.socket(fileno=listener.dup().detach())]) for _ in range(2)
+        TcpDoor("", listeners=[socket.socket(fileno=listener.dup().detach())], census=census)
+        for census in censuses
     ]
+    for door, guests, census in zip(doors, by_door, censuses, strict=True):
+
+        def make(guests: list[Guest] = guests, census: Census = census) -> Guest:
+            census.count(len(guests) + 1)
+            return Guest(guests)
+
+        await door.open(make)
     address = listener.getsockname()
-    clients = [socket.create_connection(address) for _ in range(8)]
-    for number, (door, guests) in enumerate(zip(doors, by_door, strict=True)):
-        await door.open(
-            lambda guests=guests: Guest(guests),  # type: ignore[misc]
-            lambda number=number, guests=guests: rooms[number] - len(guests),  # type: ignore[misc]
-        )
-    await until(lambda: sum(map(len, by_door)) == 8)
-    assert [len(guests) for guests in by_door] == [2, 6]
-    # Both are full: whoever lets this one in can only tell it so.
-    began = time.monotonic()
+    clients = []
+    for count in range(1, 21):
+        clients.append(socket.create_connection(address))
+        await until(lambda count=count: sum(map(len, by_door)) == count)
+    assert [len(guests) for guests in by_door] == [10, 10]
+    # The other is said to take some, and does not: it is too busy, or has been stopped.
+    censuses[1].count(0)
+    doors[1]._acceptor.close()  # type: ignore[union-attr]
     clients.append(socket.create_connection(address))
-    await until(lambda: sum(map(len, by_door)) == 9)
-    assert time.monotonic() - began > 0.9
-    # There is room at one of them again, and it is found.
-    rooms[0] = 20
-    clients += [socket.create_connection(address) for _ in range(10)]
-    await until(lambda: sum(map(len, by_door)) == 19)
-    assert len(by_door[1]) <= 7
-    for door in doors:
-        door.close()
-    # A door that waits for room and is closed meanwhile takes nothing.
-    clients.append(socket.create_connection(address))
+    await until(lambda: len(by_door[0]) == 11)
+    doors[0].close()
     for client in clients:
         client.close()
     for guest in [*by_door[0], *by_door[1]]:
         guest.transport.close()
     listener.close()
+    for census in censuses:
+        census.close()
+    os.close(memory)
 
 
 def test_all_addresses_of_a_name_are_bound_to_one_port() -> None:
