@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
+from gateway.s3 import parting
 from tests.s3.running import Wire
 from tests.s3.stocked import OBJECTS, Asked, Stocked, expect, settled, stocked
 from tests.s3.twins import EndedError, read_answer
@@ -73,6 +74,7 @@ async def test_an_upload_cut_short_behind_others_is_told_so(node: Stocked) -> No
         [node.listing()],
         [node.put(b"x" * 2_000_000)],
         [node.chunked(), node.listing(), node.put(b"x" * 10_000), node.get("small")],
+        [node.chunked(), node.get("large")],
     )
     for before in kinds:
         cut = node.running.signed("PUT", "/open/cut", {}, b"half", length=8)
@@ -185,14 +187,16 @@ async def test_a_client_that_hangs_up_midway_leaves_nothing_behind(
 
 @pytest.mark.parametrize("pesters", [False, True])
 async def test_draining_lets_an_answer_end_whatever_is_sent_behind_it(
-    tmp_path: Path, *, pesters: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, pesters: bool
 ) -> None:
+    monkeypatch.setattr(parting, "FAREWELL_SECONDS", 0.1)
+    monkeypatch.setattr(parting, "_LOOK_SECONDS", 0.02)
     async with stocked(tmp_path) as node:
-        request = node.get("large")
+        request, other = node.get("large"), node.get("block")
 
         async def pester(wire: Wire) -> None:
             while pesters:
-                await wire.send(request.data)
+                await wire.send(other.data)
                 await asyncio.sleep(0.001)
 
         idle = await node.connect()
@@ -203,9 +207,11 @@ async def test_draining_lets_an_answer_end_whatever_is_sent_behind_it(
         draining = asyncio.create_task(node.node.s3.drain(20))
         assert await idle.ended()
         await expect(wire, [request])
+        # Longer than anybody is listened to who has taken everything.
+        await asyncio.sleep(0.5)
         with contextlib.suppress(EndedError):
             last = await read_answer(wire.reader, "GET")
-            assert request.fits(last)
+            assert other.fits(last)
             assert last.closes
         assert await wire.ended()
         pestering.cancel()

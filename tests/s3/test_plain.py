@@ -370,6 +370,7 @@ def test_where_a_message_may_end_in_more_than_one_place_its_end_is_not_said(head
         "GET /a HTTP/1.1\r\nHost: x\r\nContent-Length: 0",
         "GET /a HTTP/1.1\r\nHost: x\r\nConnection: close",
         "GET /a HTTP/1.1\r\nHost: x\r\nExpect: 100-continue",
+        "GET /a HTTP/1.1\r\nHost: x\r\nTE: trailers",
         "\r\nGET /a HTTP/1.1\r\nHost: x",
     ],
 )
