@@ -12,7 +12,7 @@ import pytest
 from gateway.index.held import HeldIndex, IndexLost
 from gateway.index.reading import HeldReader
 from gateway.index.records import Table
-from tests.processes import Other, other_process
+from tests.beside import Other, other_process
 
 MAX_BYTES = 16 * 1024**2
 

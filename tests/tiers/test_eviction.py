@@ -215,19 +215,21 @@ def test_who_pays_with_a_read_for_staying_is_told() -> None:
 
 
 @given(
-    names=st.lists(st.tuples(st.integers(0, 20), st.integers(1, 50)), max_size=100),
+    names=st.lists(st.integers(0, 20), max_size=100),
+    sizes=st.lists(st.integers(1, 50), min_size=21, max_size=21),
     limit_bytes=st.integers(0, 200),
     limit_entries=st.integers(0, 10),
 )
 def test_ghosts_keep_to_their_limits_and_remember_the_latest(
-    names: list[tuple[int, int]], limit_bytes: int, limit_entries: int
+    names: list[int], sizes: list[int], limit_bytes: int, limit_entries: int
 ) -> None:
     ghosts = Ghosts(limit_bytes, limit_entries)
-    for name, size_bytes in names:
-        ghosts.add(name, size_bytes)
+    for name in names:
+        ghosts.add(name, sizes[name])
         assert len(ghosts) <= limit_entries
     expected: dict[int, int] = {}
-    for name, size_bytes in reversed(names):
+    for name in reversed(names):
+        size_bytes = sizes[name]
         if name in expected:
             continue
         if sum(expected.values()) + size_bytes > limit_bytes or len(expected) == limit_entries:

@@ -18,7 +18,7 @@ from gateway.tiers import packed
 from gateway.tiers.disk import DiskTier
 from gateway.tiers.held_disk import HeldDisk
 from gateway.tiers.notes import Notebook, Notes
-from tests.processes import Other, other_process
+from tests.beside import Other, other_process
 from tests.tiers.cached import (
     CHUNK_BYTES,
     KIB,
