@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from gateway.tiers.kernel import Residency
 from tests.s3.running import Running, Wire, running
 
 # The last chunk is long enough to be sent from its file, too.
@@ -32,7 +33,9 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 @pytest.fixture
-async def node(tmp_path: Path, sent: list[int]) -> AsyncIterator[Running]:
+async def node(
+    tmp_path: Path, sent: list[int], monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[Running]:
     """A node that holds two objects, one in chunks and one in a shard, and has verified them."""
     async with running(tmp_path) as started:
         folder = started.root / "train"
@@ -48,6 +51,9 @@ async def node(tmp_path: Path, sent: list[int]) -> AsyncIterator[Running]:
                     assert await _get(started, wire, name) == body
                     await asyncio.sleep(0.01)
             sent.clear()
+        # A machine may take clean pages back at any moment (proactive reclaim does): then their
+        # bytes are rightly read and verified again, and nothing here could be counted.
+        monkeypatch.setattr(Residency, "holds", lambda *_: True)
         yield started
 
 
