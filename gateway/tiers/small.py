@@ -28,7 +28,7 @@ from gateway.tiers.eviction import MAX_READS, Policy
 from gateway.tiers.layout import shard_path
 from gateway.tiers.notes import Notes
 from gateway.tiers.open_files import DiskThreads, OpenFiles
-from gateway.tiers.packed import ShardLog
+from gateway.tiers.packed.growing import ShardLog
 from gateway.tiers.regions import Regions
 from gateway.tiers.room import Item, Room
 from gateway.tiers.small_reading import ShardReader, SmallLookup, SmallReader
