@@ -31,7 +31,12 @@ from gateway.telemetry.metrics import Metrics
 from gateway.tiers.disk import DiskTier
 from gateway.tiers.origin_directory import DirectoryOrigin
 from gateway.tiers.origin_s3 import S3Origin
+from gateway.tiers.packed.files import IndexFiles
+from gateway.tiers.packed.origin import PackedOrigin
 from gateway.tiers.protocol import Origin
+
+# A shard larger than this part of the cache is read by ranges: it would sweep out the rest.
+_LARGEST_SHARD = 4
 
 log = structlog.get_logger()
 
@@ -51,13 +56,23 @@ class Parts:
     ) -> None:
         self.config = config
         self.metrics = Metrics()
-        self.origins = {name: _origin(config, name, self.metrics) for name in config.origins}
         self.disk = DiskTier(config.cache, self.metrics, on_index=on_index)
+        self.indexes = IndexFiles(config.cache.path / "packs", self.disk.take_beside)
+        self.origins = {
+            name: PackedOrigin(
+                _origin(config, name, self.metrics),
+                self.indexes,
+                node=config.node.id,
+                limit_bytes=config.cache.capacity // _LARGEST_SHARD,
+                now=time.monotonic,
+            )
+            for name in config.origins
+        }
         self.filler = Filler(
             self.disk, self.metrics, small_object_limit_bytes=config.cache.small_object_limit
         )
         self.service = ObjectService(
-            buckets=BucketTable(config, self.origins),
+            buckets=BucketTable(config, self.origins, packs=self.origins),
             disk=self.disk,
             filler=self.filler,
             versions=VersionTable(now=time.monotonic, observer=observer),
@@ -105,6 +120,7 @@ class Parts:
         for origin in self.origins.values():
             await origin.start()
         await self.disk.start()
+        await self.indexes.start()
 
     async def stop(self) -> None:
         """Call when nothing is in flight any more."""

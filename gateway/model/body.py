@@ -1,7 +1,9 @@
 """The bodies of uploads, as a promise every consumer can rely on."""
 
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from typing import Protocol
+
+from gateway.model.checksums import encode, hasher
 
 
 class Body(Protocol):
@@ -67,4 +69,35 @@ class BytesBody:
     async def read(self, limit_bytes: int = 262_144) -> bytes:
         block = self._data[self._position : self._position + limit_bytes]
         self._position += len(block)
+        return block
+
+
+class StreamedBody:
+    """What is being read as the body of a write: copies between origins, or out of a pack. `blocks`
+    hands out `length_bytes` in all; what it raises, reading raises."""
+
+    def __init__(
+        self,
+        blocks: AsyncIterator[bytes | bytearray | memoryview],
+        length_bytes: int,
+        checksum_algorithm: str | None = None,
+    ) -> None:
+        self._blocks = blocks
+        self._algorithm = checksum_algorithm
+        self._hasher = hasher(checksum_algorithm) if checksum_algorithm is not None else None
+        self._rest = b""
+        self.length_bytes = length_bytes
+        self.announced_checksums: Mapping[str, str] = {}
+        self.trailing_algorithms = (checksum_algorithm,) if checksum_algorithm is not None else ()
+        self.content_md5: str | None = None
+        self.checksums: Mapping[str, str] = {}
+
+    async def read(self, limit_bytes: int = 262_144) -> bytes:
+        if not self._rest:
+            self._rest = bytes(await anext(self._blocks, b""))
+        block, self._rest = self._rest[:limit_bytes], self._rest[limit_bytes:]
+        if self._hasher is not None and self._algorithm is not None:
+            self._hasher.update(block)
+            if not block:
+                self.checksums = {self._algorithm: encode(self._hasher.digest())}
         return block

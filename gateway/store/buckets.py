@@ -7,7 +7,7 @@ from msgspec import Struct
 from gateway.config import BucketConfig, Config, default_origin
 from gateway.errors import NoSuchBucket
 from gateway.model.objects import ObjectRef
-from gateway.tiers.protocol import Origin
+from gateway.tiers.protocol import Origin, Packs
 
 
 class Bucket(Struct, frozen=True):
@@ -22,6 +22,7 @@ class Bucket(Struct, frozen=True):
     # Whether some bucket over the same one of the origin is: what the disk remembers of a key is
     # then believed unasked, whichever name it is written by.
     immutable_to_some: bool
+    packs: Packs | None = None
 
     def ref(self, key: str, version_id: str | None = None) -> ObjectRef:
         """The object's place at the origin."""
@@ -29,9 +30,16 @@ class Bucket(Struct, frozen=True):
 
 
 class BucketTable:
-    """Client bucket names to `Bucket`s: those listed, then any of the default origin."""
+    """Client bucket names to `Bucket`s: those listed, then any of the default origin. `packs`: by
+    origin, what sees through its packs."""
 
-    def __init__(self, config: Config, origins: Mapping[str, Origin]) -> None:
+    def __init__(
+        self,
+        config: Config,
+        origins: Mapping[str, Origin],
+        packs: Mapping[str, Packs] | None = None,
+    ) -> None:
+        self._packs = packs or {}
         name = default_origin(config)
         self.default = origins[name] if name is not None else None
         self._unlisted = BucketConfig()
@@ -69,4 +77,5 @@ class BucketTable:
             immutable=config.immutable,
             public_read=config.public_read,
             immutable_to_some=(origin.name, origin_bucket) in self._immutable,
+            packs=self._packs.get(origin.name),
         )

@@ -41,6 +41,9 @@ class Listings(Uploads):
         self, bucket: str, *, prefix: str, delimiter: str, after: str, limit: int
     ) -> ListPage:
         where = self.bucket(bucket)
+        if where.packs is not None:
+            freshness = None if where.immutable else where.freshness_seconds
+            await where.packs.confirm(where.origin_bucket, prefix, freshness)
         return await where.origin.list_objects(
             where.origin_bucket, prefix=prefix, delimiter=delimiter, after=after, limit=limit
         )

@@ -26,6 +26,7 @@ from gateway.store.direct import DirectReader
 from gateway.store.fill import Filler, FollowingReader
 from gateway.store.held import HeldReads, choose
 from gateway.store.reading import ReadAnswer, SpanSource
+from gateway.store.shards import Shards
 from gateway.store.versions import Ticket
 from gateway.tiers.disk import DiskTier
 from gateway.tiers.protocol import InstantReader, SpanReader, TierName
@@ -58,6 +59,7 @@ class Reads(Core):
 
     def __init__(self, **collaborators: Any) -> None:
         super().__init__(**collaborators)
+        self._shards = Shards(self._disk, self._filler)
         self._questions: dict[tuple[object, ...], asyncio.Task[Any]] = {}
         self.held = HeldReads(
             self._believed,
@@ -164,8 +166,10 @@ class Reads(Core):
     def _believed(self, bucket: Bucket, ref: ObjectRef) -> KnownObject | None:
         freshness = None if bucket.immutable else bucket.freshness_seconds
         known = self._versions.believed(ref, freshness)
-        if known is None and bucket.immutable and not self._versions.generation(ref):
-            info = self._disk.recall(ref)
+        if known is None and not self._versions.generation(ref):
+            info = bucket.packs.known(ref, freshness) if bucket.packs is not None else None
+            if info is None and bucket.immutable:
+                info = self._disk.recall(ref)
             known = known_object(ref, info) if info is not None else None
         return known
 
@@ -176,6 +180,7 @@ class Reads(Core):
             and self._disk.accepting
             and not self._versions.is_kept(ref)
             and self._disk.recall(ref) is None
+            and not (bucket.packs is not None and bucket.packs.has(ref))
         )
 
     async def _ask(self, bucket: Bucket, ref: ObjectRef, *, checksums: bool) -> ObjectInfo:
@@ -287,21 +292,25 @@ class Reads(Core):
             wanted,
             self._disk,
             self._filler,
+            self._shards,
             self._cache.chunk_size,
             cacheable=cacheable,
         )
 
 
 class _Opener:
-    """Near before far: the disk, a fill under way, a new fill; the origin alone at last."""
+    """Near before far: the disk, a fill under way, a new fill; the origin alone at last. A packed
+    object may lie in its shard instead."""
 
     __slots__ = (
         "_ahead",
+        "_at",
         "_bucket",
         "_cacheable",
         "_chunk_bytes",
         "_disk",
         "_filler",
+        "_shards",
         "_version",
         "_wanted",
     )
@@ -313,6 +322,7 @@ class _Opener:
         wanted: ByteRange,
         disk: DiskTier,
         filler: Filler,
+        shards: Shards,
         chunk_bytes: int,
         *,
         cacheable: bool,
@@ -323,15 +333,20 @@ class _Opener:
         self._wanted = wanted
         self._disk = disk
         self._filler = filler
+        self._shards = shards
         self._chunk_bytes = chunk_bytes
         self._ahead: Ahead | None = None
+        self._at = bucket.packs.where(version) if bucket.packs is not None else None
 
     def open_now(self, span: Span) -> InstantReader | None:
         if self._ahead is not None:
             following = self._ahead.reader(span.number)
             if following is not None:
                 return following
-        return self._disk.open_now(span)
+        held = self._disk.open_now(span)
+        if held is None and self._at is not None:
+            held = self._shards.open_now(self._at, span)
+        return held
 
     async def open(self, span: Span, direct: bool) -> SpanReader:
         origin = self._bucket.origin
@@ -346,6 +361,13 @@ class _Opener:
         following = self._filler.find(span)
         if following is not None:
             return self._followed(span, following)
+        if self._at is not None and self._bucket.packs is not None:
+            stretch = await self._shards.open(self._at, span, self._bucket.packs, origin)
+            if stretch is not None:
+                return stretch
+            following = self._filler.find(span)
+            if following is not None:
+                return self._followed(span, following)
         if not self._disk.accepting:
             return DirectReader(span, origin)
         return self._followed(span, self._filler.start(span, origin))

@@ -8,7 +8,7 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gateway.model.body import Body
+from gateway.model.body import Body, StreamedBody
 from gateway.model.conditions import Conditions, WriteConditions, check_copy_source
 from gateway.model.objects import (
     ChecksumType,
@@ -21,7 +21,6 @@ from gateway.model.objects import (
 )
 from gateway.model.ranges import ByteRange, RangeSpec
 from gateway.store.keeping import KeptBody, Staged
-from gateway.store.passing import PassedBody
 from gateway.store.writes import Writes
 
 # Of the cache's capacity, what parts of unfinished uploads may take.
@@ -130,7 +129,14 @@ class Uploads(Writes):
         )
         try:
             check_copy_source(source_conditions, answer.info)
-            return await self.put_part(bucket, key, upload_id, number, PassedBody(answer), {})
+            return await self.put_part(
+                bucket,
+                key,
+                upload_id,
+                number,
+                StreamedBody(answer.blocks(), answer.range.size_bytes),
+                {},
+            )
         finally:
             await answer.close()
 

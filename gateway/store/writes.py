@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from urllib.parse import urlencode
 
 from gateway.errors import InvalidRequest
-from gateway.model.body import Body
+from gateway.model.body import Body, StreamedBody
 from gateway.model.conditions import (
     UNCONDITIONAL_WRITE,
     Conditions,
@@ -19,7 +19,6 @@ from gateway.model.objects import (
 )
 from gateway.store.buckets import Bucket
 from gateway.store.keeping import KeptBody, Staged
-from gateway.store.passing import PassedBody
 from gateway.store.reads import Reads
 
 # The largest object one PutObject or CopyObject may make (AWS, "Amazon S3 quotas").
@@ -103,7 +102,7 @@ class Writes(Reads):
                 tagging = urlencode(await source_where.origin.get_tags(source))
             if tagging:
                 described["x-amz-tagging"] = tagging
-            body = PassedBody(answer, checksum_algorithm)
+            body = StreamedBody(answer.blocks(), answer.range.size_bytes, checksum_algorithm)
             result = await self.put(bucket, key, body, described, conditions)
         finally:
             await answer.close()

@@ -92,6 +92,7 @@ class DiskTier:
         self._looking: asyncio.Task[None] | None = None
         self._look_now = asyncio.Event()
         self._lost: str | None = None
+        self._beside_bytes = 0
 
     @property
     def name(self) -> TierName:
@@ -227,6 +228,12 @@ class DiskTier:
             self._on_index(None)
             await self._threads.write(holding.folder.distrust)
 
+    def take_beside(self, size_bytes: int) -> None:
+        """So many bytes in all lie in the folder that are not the cache's to evict, and count."""
+        before, self._beside_bytes = self._beside_bytes, size_bytes
+        if self._holding is not None:
+            self._holding.room.take(size_bytes - before)
+
     # Looking in from outside
     def usage(self) -> DiskUsage:
         """What is held now."""
@@ -311,6 +318,7 @@ class DiskTier:
                 self._now,
             )
             self._holding = holding
+            holding.room.take(self._beside_bytes)
             await holding.room.shrink()
             if not await index.flush():
                 await self._detach()

@@ -15,6 +15,7 @@ from gateway.model.objects import (
     ListPage,
     ObjectInfo,
     ObjectRef,
+    ObjectVersion,
     PartPage,
     PartSpan,
     PutResult,
@@ -71,6 +72,42 @@ class InstantReader(SpanReader, Protocol):
 
     def release(self) -> None:
         """As `close`."""
+        ...
+
+
+class PackedAt(Struct, frozen=True):
+    """Where the bytes of a packed object lie: `size_bytes` from `offset` on of a shard, which is
+    one span as large as its file. `checksum` is the XXH3-64 of all of them."""
+
+    shard: Span
+    offset: int
+    size_bytes: int
+    checksum: int
+
+
+class Packs(Protocol):
+    """What the store asks of packs; all but `confirm` answers at once."""
+
+    def known(self, ref: ObjectRef, freshness_seconds: float | None) -> ObjectInfo | None:
+        """What a packed key holds, where that is known well enough not to ask; None where it is
+        not, or where no pack speaks for the key. `freshness_seconds` None believes for ever."""
+        ...
+
+    def has(self, ref: ObjectRef) -> bool:
+        """Whether a pack speaks for the key, as far as is known: its bytes are then not the
+        origin's to give."""
+        ...
+
+    def where(self, version: ObjectVersion) -> PackedAt | None:
+        """Where the version's bytes lie, if a pack has them."""
+        ...
+
+    def wants_whole(self, at: PackedAt) -> bool:
+        """Whether a cold read there should bring in the whole shard; counts the read."""
+        ...
+
+    async def confirm(self, bucket: str, prefix: str, freshness_seconds: float | None) -> None:
+        """Sees to it that what is known of the packs under a prefix is not older than that."""
         ...
 
 

@@ -28,6 +28,7 @@ class Override(Struct, frozen=True, kw_only=True, omit_defaults=True):
     size_bytes: int = 0
     modified_ms: int = 0
     headers: dict[str, str] = msgspec.field(default_factory=dict)
+    tags: tuple[tuple[str, str], ...] = ()
 
 
 class OverrideBatch(Struct, frozen=True, kw_only=True):
@@ -112,5 +113,8 @@ def folded(record: Record, stand: Stand | None) -> Record | None:
     if override.op != "put" or etag_bytes(override.etag) != record.etag:
         return None
     return msgspec.structs.replace(
-        record, modified_ms=override.modified_ms, headers=override.headers
+        record,
+        modified_ms=override.modified_ms,
+        headers=override.headers,
+        tags=override.tags,
     )

@@ -5,9 +5,10 @@ request, and a shard of 256 MiB by its bytes. Who knows nothing of what is asked
 paying for ranges until they have cost a fair share of the whole, and then taking the whole (the
 ski-rental problem; Karlin et al., "Competitive snoopy caching", 1988). Two things are known:
 
-* a reader that begins at the beginning of a shard most likely reads on: an epoch in the order of the
-  pack begins every shard there, and so costs one request a shard;
-* what was asked long ago says little of now: what ranges have cost fades, by half in `_HALF_SECONDS`.
+* a reader that begins at the beginning of a shard most likely reads on: an epoch in the order of
+  the pack begins every shard there, and so costs one request a shard;
+* what was asked long ago says little of now: what ranges have cost fades, by half in
+  `_HALF_SECONDS`.
 
 While a shard is on its way in, what comes soon is waited for; what lies further off is fetched by
 itself, so that a reader at random does not wait for a whole shard.
@@ -56,7 +57,7 @@ class Appetite:
 
     def _faded(self, shard: str, now: float) -> float:
         paid, since = self._paid.get(shard, (0.0, now))
-        return paid * 0.5 ** ((now - since) / _HALF_SECONDS)
+        return float(paid * 0.5 ** ((now - since) / _HALF_SECONDS))
 
 
 def comes_soon(offset: int, received_bytes: int) -> bool:

@@ -1,0 +1,87 @@
+"""The packs of an origin's buckets, one table for all that reads, writes and lists through them."""
+
+from collections.abc import Callable
+
+from gateway.model.objects import ObjectRef
+from gateway.tiers.packed.appetite import Appetite
+from gateway.tiers.packed.files import IndexFiles
+from gateway.tiers.packed.known import BucketPacks, Pack
+from gateway.tiers.packed.view import PackedObject
+from gateway.tiers.protocol import Origin
+
+# Buckets of which it is remembered that they have no packs.
+_MOST_BUCKETS = 4096
+
+
+class PacksHolder:
+    """`origin`: the one behind. `limit_bytes`: no larger shard is brought in whole."""
+
+    def __init__(
+        self,
+        origin: Origin,
+        files: IndexFiles,
+        *,
+        node: str,
+        limit_bytes: int,
+        now: Callable[[], float],
+    ) -> None:
+        self._origin = origin
+        self._files = files
+        self._node = node
+        self._now = now
+        self._appetite = Appetite(limit_bytes)
+        self._buckets: dict[str, BucketPacks] = {}
+
+    @property
+    def name(self) -> str:
+        return self._origin.name
+
+    @property
+    def relays(self) -> bool:
+        return self._origin.relays
+
+    async def start(self) -> None:
+        await self._origin.start()
+
+    async def close(self) -> None:
+        for packs in self._buckets.values():
+            await packs.close()
+        await self._origin.close()
+
+    def _packs(self, bucket: str) -> BucketPacks:
+        packs = self._buckets.get(bucket)
+        if packs is None:
+            if len(self._buckets) >= _MOST_BUCKETS:
+                # Asking anew costs a listing; remembering every name that was ever asked for
+                # would cost memory without end.
+                self._forget_one()
+            packs = BucketPacks(self._origin, bucket, self._files, self._now)
+            self._buckets[bucket] = packs
+        return packs
+
+    def _forget_one(self) -> None:
+        for bucket, packs in self._buckets.items():
+            if not packs.under(""):
+                del self._buckets[bucket]
+                return
+
+    def _find(self, ref: ObjectRef) -> Pack | None:
+        """The pack of a key, as far as is known."""
+        packs = self._buckets.get(ref.bucket)
+        if packs is None or ref.version_id is not None:
+            return None
+        return packs.find(ref.key)
+
+    def _packed(self, ref: ObjectRef) -> PackedObject | None:
+        """What a pack says of a key, as far as is known."""
+        pack = self._find(ref)
+        if pack is None or pack.view is None:
+            return None
+        return pack.view.packed(ref.key)
+
+    async def _lost(self, own: ObjectRef) -> None:
+        """A file of a pack is gone: looks which manifest is the highest."""
+        for pack in self._packs(own.bucket).under(""):
+            if own.key.startswith(pack.place.root):
+                await pack.manifests.since(self._now())
+                await pack.switched()

@@ -1,0 +1,423 @@
+"""Which packs a bucket has, and how current this node's knowledge of them is.
+
+Everything of a pack lies at the origin and is written once; what changes is which manifest is the
+highest and how far the log goes. Both are learned by a listing, and each answer is dated by when
+its question was put (`Latest`), so that who needs to know what holds *now* can say so:
+
+* a read believes what is not older than its bucket's freshness, and looks again in the background
+  before that is over;
+* a write is answered only on knowledge of the manifests younger than `_SETTLED_SECONDS`, less than
+  the SETTLE_SECONDS for which a packer waits: so it cannot miss that a pack was begun;
+* before a key is said to be missing, both are asked again: its original may just have been deleted
+  for being packed. Where no pack of its prefix had been begun within the same time, that cannot be.
+
+A new generation is brought in behind the answers that the one before still gives.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+import structlog
+
+from gateway.errors import FeedrackError, NoSuchBucket, NoSuchKey, S3Error, TierUnavailable
+from gateway.model.objects import ListPage, ObjectRef
+from gateway.tiers.packed.files import IndexFiles, OpenIndex
+from gateway.tiers.packed.view import PackView
+from gateway.tiers.protocol import Origin
+from packer.format import (
+    PACKS,
+    Manifest,
+    ManifestError,
+    OverrideBatch,
+    OverrideError,
+    Overrides,
+    Place,
+    current,
+    decode_overrides,
+)
+from packer.format.manifest import decode_manifest, sequence_of
+
+_SETTLED_SECONDS = 20.0
+_LOG_AT_ONCE = 16
+
+log = structlog.get_logger()
+
+
+class Latest:
+    """A question that is put again and again, once at a time. `at` is when the last question that
+    was answered had been put; `ask` may raise, and then nothing was learned."""
+
+    def __init__(self, ask: Callable[[], Awaitable[None]], now: Callable[[], float]) -> None:
+        self._ask = ask
+        self._now = now
+        self._task: asyncio.Task[None] | None = None
+        self.at = float("-inf")
+
+    async def since(self, moment: float) -> None:
+        """Returns once a question put at `moment` or later has been answered."""
+        while self.at < moment:
+            await asyncio.shield(self._begin())
+
+    def refresh(self) -> None:
+        """Puts the question behind the answer that is being given. A failure is no news."""
+        self._begin()
+
+    async def stop(self) -> None:
+        task = self._task
+        if task is not None:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    def _begin(self) -> asyncio.Task[None]:
+        if self._task is None:
+            self._task = asyncio.create_task(self._run())
+            self._task.add_done_callback(self._over)
+        return self._task
+
+    async def _run(self) -> None:
+        begun = self._now()
+        await self._ask()
+        self.at = begun
+
+    def _over(self, task: asyncio.Task[None]) -> None:
+        self._task = None
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.debug("packs not looked at", reason=str(error))
+
+
+class Pack:
+    """One place of a bucket: its highest manifest, and while that is whole a view of the pack."""
+
+    def __init__(
+        self,
+        origin: Origin,
+        bucket: str,
+        manifest: Manifest,
+        files: IndexFiles,
+        now: Callable[[], float],
+    ) -> None:
+        self._origin = origin
+        self._bucket = bucket
+        self._files = files
+        self._opened: OpenIndex | None = None
+        self._switching: asyncio.Task[None] | None = None
+        self.place = Place(manifest.prefix)
+        # The manifest in use, and the highest there is: they differ while an index is on its way.
+        self.manifest = manifest
+        self.view: PackView | None = None
+        self.overrides = Overrides(manifest.overrides_through)
+        # Whoever takes records into the log's picture, be they read or appended.
+        self.turn = asyncio.Lock()
+        self.manifests = Latest(self._look_at_manifests, now)
+        self.log = Latest(self._look_at_log, now)
+
+    @property
+    def prefix(self) -> str:
+        return self.place.prefix
+
+    @property
+    def takes_overrides(self) -> bool:
+        """Whether writes under the prefix are to be logged."""
+        return self.manifest.state != "dropped"
+
+    @property
+    def confirmed_at(self) -> float:
+        """Since when nothing may have changed without being known here."""
+        return min(self.manifests.at, self.log.at)
+
+    def ref(self, key: str) -> ObjectRef:
+        """An object of the pack's own."""
+        return ObjectRef(self._origin.name, self._bucket, key)
+
+    async def confirm(self, moment: float) -> None:
+        """Knows what held at `moment`, or later."""
+        await asyncio.gather(self.manifests.since(moment), self.log.since(moment))
+        if self.view is None:
+            await self.switched()
+
+    async def switched(self) -> None:
+        """Waits until the highest manifest known is the one in use."""
+        while self._switching is not None:
+            await asyncio.shield(self._switching)
+
+    def refresh(self) -> None:
+        """Confirms behind the answer that is being given."""
+        self.manifests.refresh()
+        self.log.refresh()
+
+    def take(self, sequence: int, batch: OverrideBatch) -> None:
+        """Takes in the next record of the log, the caller's turn. OverrideError."""
+        if self.view is not None:
+            self.view.add(sequence, batch)
+        else:
+            self.overrides.add(sequence, batch)
+
+    async def open(self) -> None:
+        """Brings in the pack that was found. Raises what reading it does."""
+        self._begin_switch(self.manifest)
+        await self.switched()
+
+    async def close(self) -> None:
+        for latest in (self.manifests, self.log):
+            await latest.stop()
+        if self._switching is not None:
+            self._switching.cancel()
+            await asyncio.gather(self._switching, return_exceptions=True)
+        self.view = None
+        if self._opened is not None:
+            await self._files.close(self._opened, forget=False)
+
+    async def read_log(self, overrides: Overrides) -> list[tuple[int, OverrideBatch]]:
+        """The records of the log beyond those in `overrides`."""
+        keys = await all_keys(
+            self._origin, self._bucket, self.place.overrides, self.place.override(overrides.through)
+        )
+        records: list[tuple[int, OverrideBatch]] = []
+        for begin in range(0, len(keys), _LOG_AT_ONCE):
+            some = keys[begin : begin + _LOG_AT_ONCE]
+            bodies = await asyncio.gather(*(self._read(key) for key in some))
+            for key, body in zip(some, bodies, strict=True):
+                sequence = sequence_of(key)
+                if sequence is not None and sequence > overrides.through:
+                    records.append((sequence, decode_overrides(body)))
+        return records
+
+    async def _read(self, key: str) -> bytes:
+        return await read_whole(self._origin, self.ref(key))
+
+    async def _look_at_manifests(self) -> None:
+        manifest = await highest(self._origin, self._bucket, self.place.manifests)
+        if manifest is None or manifest.generation <= self.manifest.generation:
+            return
+        if manifest.prefix != self.prefix:
+            raise TierUnavailable(f"{self.place.root} holds a pack of another prefix")
+        if self._switching is None:
+            self._begin_switch(manifest)
+        if manifest.state != "whole":
+            await self.switched()
+
+    async def _look_at_log(self) -> None:
+        if not self.takes_overrides:
+            return
+        async with self.turn:
+            overrides = self.overrides
+            try:
+                for sequence, batch in await self.read_log(overrides):
+                    self.take(sequence, batch)
+            except OverrideError as error:
+                raise TierUnavailable(f"the log of {self.prefix!r}: {error}") from error
+
+    def _begin_switch(self, manifest: Manifest) -> None:
+        task = self._switching = asyncio.create_task(self._switch(manifest))
+
+        def over(_: asyncio.Task[None]) -> None:
+            self._switching = None
+            if not task.cancelled() and (error := task.exception()) is not None:
+                log.warning("pack not taken over", prefix=self.prefix, reason=str(error))
+
+        task.add_done_callback(over)
+
+    async def _switch(self, manifest: Manifest) -> None:
+        opened = None
+        if manifest.index is not None:
+            ref = self.ref(self.place.index(manifest.index.sha256))
+            opened = await self._files.open(self._origin, ref, manifest.index)
+        async with self.turn:
+            try:
+                overrides = Overrides(manifest.overrides_through)
+                if manifest.state != "dropped":
+                    for sequence, batch in await self.read_log(overrides):
+                        overrides.add(sequence, batch)
+            except BaseException as error:
+                if opened is not None:
+                    await self._files.close(opened, forget=False)
+                if isinstance(error, OverrideError):
+                    raise TierUnavailable(f"the log of {self.prefix!r}: {error}") from error
+                raise
+            before, self._opened = self._opened, opened
+            self.manifest, self.overrides = manifest, overrides
+            self.view = None
+            if opened is not None:
+                self.view = PackView(
+                    self._origin.name, self._bucket, manifest, opened.index, overrides
+                )
+        log.info(
+            "pack in use",
+            bucket=self._bucket,
+            prefix=self.prefix,
+            state=manifest.state,
+            generation=manifest.generation,
+            objects=manifest.packed_objects,
+        )
+        if before is not None:
+            same = opened is not None and opened.path == before.path
+            await self._files.close(before, forget=not same)
+
+
+class BucketPacks:
+    """The packs of one bucket."""
+
+    def __init__(
+        self, origin: Origin, bucket: str, files: IndexFiles, now: Callable[[], float]
+    ) -> None:
+        self._origin = origin
+        self._bucket = bucket
+        self._files = files
+        self._now = now
+        self._packs: dict[str, Pack] = {}
+        self._places: dict[str, Pack | None] = {}
+        self._lengths: list[int] = []
+        self.places = Latest(self._look_at_places, now)
+
+    def find(self, key: str) -> Pack | None:
+        """The pack whose prefix the key begins with, as far as is known: there is one at most."""
+        for length in self._lengths:
+            pack = self._packs.get(key[:length])
+            if pack is not None and pack.takes_overrides:
+                return pack
+        return None
+
+    def under(self, prefix: str) -> list[Pack]:
+        """The packs that share keys with a prefix, as far as is known."""
+        return [
+            pack
+            for pack in self._packs.values()
+            if pack.takes_overrides
+            and (pack.prefix.startswith(prefix) or prefix.startswith(pack.prefix))
+        ]
+
+    async def known(self) -> None:
+        """Knows of the packs there are, not older than a while. Raises only where nothing is known
+        yet and the origin cannot be reached."""
+        age_seconds = self._now() - self.places.at
+        if age_seconds == float("inf"):
+            await self.places.since(self._now())
+        elif age_seconds > _SETTLED_SECONDS:
+            self.places.refresh()
+
+    async def settled(self, key: str) -> Pack | None:
+        """The pack that writes of a key are to be logged to: sure enough to answer the write."""
+        moment = self._now() - _SETTLED_SECONDS
+        await self.places.since(moment)
+        for length in self._lengths:
+            pack = self._packs.get(key[:length])
+            if pack is not None:
+                await pack.manifests.since(moment)
+                if pack.takes_overrides:
+                    return pack
+        return None
+
+    async def confirmed(self, key: str, moment: float) -> Pack | None:
+        """The pack of a key as of `moment` or later, in use: for a key that seems to be missing."""
+        await self.places.since(moment - _SETTLED_SECONDS)
+        for length in self._lengths:
+            pack = self._packs.get(key[:length])
+            if pack is None:
+                continue
+            if not pack.takes_overrides:
+                # It would have to be opened again first, and that takes its time as well.
+                await pack.manifests.since(moment - _SETTLED_SECONDS)
+            if pack.takes_overrides:
+                await pack.confirm(moment)
+                await pack.switched()
+                return pack
+        return None
+
+    async def close(self) -> None:
+        await self.places.stop()
+        for pack in self._packs.values():
+            await pack.close()
+
+    async def _look_at_places(self) -> None:
+        try:
+            found = await all_prefixes(self._origin, self._bucket, PACKS)
+        except NoSuchBucket:
+            return
+        except S3Error as error:
+            if error.status >= 500:
+                raise TierUnavailable(f"the origin's packs cannot be listed: {error}") from error
+            # Who may not list this bucket can have no packs in it.
+            log.info("packs cannot be listed", bucket=self._bucket, reason=str(error))
+            return
+        for root in found:
+            pack = self._places.get(root)
+            if root not in self._places:
+                await self._take_in(root)
+            elif pack is not None and pack.view is None:
+                pack.manifests.refresh()
+
+    async def _take_in(self, root: str) -> None:
+        try:
+            manifest = await highest(self._origin, self._bucket, f"{root}manifests/")
+        except ManifestError:
+            log.exception("pack not understood", bucket=self._bucket, place=root)
+            self._places[root] = None
+            return
+        if manifest is None:
+            # Somebody is about to begin: look again.
+            return
+        pack = Pack(self._origin, self._bucket, manifest, self._files, self._now)
+        if pack.place.root != root:
+            log.error("a pack in the wrong place", bucket=self._bucket, place=root)
+            self._places[root] = None
+            return
+        begun = self._now()
+        try:
+            await pack.open()
+        except FeedrackError:
+            await pack.close()
+            raise
+        pack.manifests.at = pack.log.at = begun
+        self._places[root] = self._packs[manifest.prefix] = pack
+        self._lengths = sorted({len(prefix) for prefix in self._packs}, reverse=True)
+
+
+async def highest(origin: Origin, bucket: str, manifests: str) -> Manifest | None:
+    """The manifest that counts of a place; None where there is none. ManifestError."""
+    while True:
+        generation = current(await all_keys(origin, bucket, manifests, ""))
+        if not generation:
+            return None
+        ref = ObjectRef(origin.name, bucket, f"{manifests}{generation:012}.json")
+        try:
+            return decode_manifest(await read_whole(origin, ref))
+        except NoSuchKey:
+            # Cleaned away between the two: a higher one is there by now.
+            continue
+
+
+async def read_whole(origin: Origin, ref: ObjectRef) -> bytes:
+    """A small object's bytes."""
+    opened = await origin.open(ref)
+    try:
+        return b"".join([block async for block in opened.blocks()])
+    finally:
+        await opened.close()
+
+
+async def all_keys(origin: Origin, bucket: str, prefix: str, after: str) -> list[str]:
+    """The keys that begin with `prefix` and come after `after`."""
+    keys: list[str] = []
+    async for page in _pages(origin, bucket, prefix, "", after):
+        keys.extend(entry.key for entry in page.objects)
+    return keys
+
+
+async def all_prefixes(origin: Origin, bucket: str, prefix: str) -> list[str]:
+    """The folders right below `prefix`."""
+    found: list[str] = []
+    async for page in _pages(origin, bucket, prefix, "/", ""):
+        found.extend(page.common_prefixes)
+    return found
+
+
+async def _pages(
+    origin: Origin, bucket: str, prefix: str, delimiter: str, after: str
+) -> AsyncIterator[ListPage]:
+    more: str | None = after
+    while more is not None:
+        page: ListPage = await origin.list_objects(
+            bucket, prefix=prefix, delimiter=delimiter, after=more, limit=1000
+        )
+        yield page
+        more = page.next_after

@@ -1,0 +1,225 @@
+"""An origin whose packed keys answer as before packing.
+
+Between the store and an origin stands `PackedOrigin`: the same protocol on both sides. The store
+above knows of packs only where bytes lie (`Packs`), the origin below not at all. What is of packs
+lies under `.feedrack/`, which never shows: nothing above asks for it but through `past_packs.py`.
+"""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+
+from gateway.errors import NoSuchKey
+from gateway.model.body import Body
+from gateway.model.objects import (
+    BucketEntry,
+    ChecksumType,
+    ListPage,
+    ObjectEntry,
+    ObjectInfo,
+    ObjectRef,
+    PartPage,
+    PutResult,
+    UploadPage,
+    VersionPage,
+)
+from gateway.tiers.packed.known import Pack
+from gateway.tiers.packed.listing import (
+    LAST,
+    Piece,
+    is_reserved,
+    merged,
+    outside,
+    piece,
+    skipped,
+)
+from gateway.tiers.packed.writing import PackedWriting
+from packer.format.manifest import RESERVED
+
+
+class PackedOrigin(PackedWriting):
+    """`Origin` over an origin, its packs seen through."""
+
+    async def list_objects(
+        self, bucket: str, *, prefix: str, delimiter: str, after: str, limit: int
+    ) -> ListPage:
+        packs = self._packs(bucket)
+        await packs.known()
+        under = [pack for pack in packs.under(prefix) if pack.view is not None]
+        hidden = [RESERVED, *(pack.prefix for pack in under)]
+        pieces = [
+            await self._piece(bucket, pack, prefix, delimiter, after, limit) for pack in under
+        ]
+        if not any(prefix.startswith(name) for name in hidden):
+            pieces.append(await self._outside(bucket, hidden, prefix, delimiter, after, limit))
+        elif not under:
+            await self._origin.head_bucket(bucket)
+        return merged(pieces, limit)
+
+    async def confirm(self, bucket: str, prefix: str, freshness_seconds: float | None) -> None:
+        packs = self._packs(bucket)
+        await packs.known()
+        if freshness_seconds is None:
+            return
+        moment = self._now() - freshness_seconds
+        whole = [pack for pack in packs.under(prefix) if pack.view is not None]
+        await asyncio.gather(*(pack.confirm(moment) for pack in whole))
+
+    async def _piece(
+        self, bucket: str, pack: Pack, prefix: str, delimiter: str, after: str, limit: int
+    ) -> Piece:
+        """A pack's part of a page, with what the log is unsure of asked of the origin."""
+        resolved: dict[str, ObjectEntry | None] = {}
+        while pack.view is not None:
+            found = piece(pack.view, prefix, delimiter, after, limit, resolved)
+            if not found.unsure:
+                return found
+            refs = [ObjectRef(self.name, bucket, key) for key in found.unsure]
+            entries = await asyncio.gather(*(self._entry(ref) for ref in refs))
+            resolved |= dict(zip(found.unsure, entries, strict=True))
+        # It was dropped meanwhile: the origin has all of its keys.
+        return await self._outside(bucket, [RESERVED], prefix, delimiter, after, limit)
+
+    async def _entry(self, ref: ObjectRef) -> ObjectEntry | None:
+        try:
+            info = await self.head(ref)
+        except NoSuchKey:
+            return None
+        return entry_of(ref.key, info)
+
+    async def _outside(
+        self,
+        bucket: str,
+        hidden: list[str],
+        prefix: str,
+        delimiter: str,
+        after: str,
+        limit: int,
+    ) -> Piece:
+        """The origin's part of a page: of what belongs to no pack. It is not empty where more is to
+        come, however much lies hidden between."""
+        while True:
+            page = await self._origin.list_objects(
+                bucket,
+                prefix=prefix,
+                delimiter=delimiter,
+                after=skipped(after, hidden),
+                limit=limit,
+            )
+            found = outside(page, hidden)
+            found = await self._without_ours(bucket, found)
+            if found.objects or found.prefixes or found.until is None:
+                return found
+            after = found.until
+
+    async def _without_ours(self, bucket: str, found: Piece) -> Piece:
+        """Without a common prefix under which there is nothing but packs. With "/" there is none
+        such but the one that is hidden already; with "e" there may be."""
+        for name in found.prefixes:
+            if RESERVED.startswith(name) and not is_reserved(name):
+                before = await self._origin.list_objects(
+                    bucket, prefix=name, delimiter="", after="", limit=1
+                )
+                beyond = await self._origin.list_objects(
+                    bucket, prefix=name, delimiter="", after=RESERVED + LAST, limit=1
+                )
+                theirs = [e for e in (*before.objects, *beyond.objects) if not is_reserved(e.key)]
+                if not theirs:
+                    kept = tuple(other for other in found.prefixes if other != name)
+                    return Piece(found.objects, kept, found.until)
+        return found
+
+    async def list_versions(
+        self,
+        bucket: str,
+        *,
+        prefix: str,
+        delimiter: str,
+        key_marker: str,
+        version_id_marker: str,
+        limit: int,
+    ) -> VersionPage:
+        return await self._origin.list_versions(
+            bucket,
+            prefix=prefix,
+            delimiter=delimiter,
+            key_marker=key_marker,
+            version_id_marker=version_id_marker,
+            limit=limit,
+        )
+
+    # What packs have no part in
+    async def list_buckets(self) -> list[BucketEntry]:
+        return await self._origin.list_buckets()
+
+    async def head_bucket(self, bucket: str) -> None:
+        await self._origin.head_bucket(bucket)
+
+    async def create_bucket(self, bucket: str) -> None:
+        await self._origin.create_bucket(bucket)
+
+    async def delete_bucket(self, bucket: str) -> None:
+        await self._origin.delete_bucket(bucket)
+
+    async def create_upload(
+        self,
+        ref: ObjectRef,
+        headers: Mapping[str, str],
+        *,
+        checksum_algorithm: str | None,
+        checksum_type: ChecksumType | None,
+    ) -> str:
+        return await self._origin.create_upload(
+            ref, headers, checksum_algorithm=checksum_algorithm, checksum_type=checksum_type
+        )
+
+    async def put_part(
+        self, ref: ObjectRef, upload_id: str, number: int, body: Body, headers: Mapping[str, str]
+    ) -> PutResult:
+        return await self._origin.put_part(ref, upload_id, number, body, headers)
+
+    async def list_parts(
+        self, ref: ObjectRef, upload_id: str, *, after_number: int, limit: int
+    ) -> PartPage:
+        return await self._origin.list_parts(ref, upload_id, after_number=after_number, limit=limit)
+
+    async def list_uploads(
+        self,
+        bucket: str,
+        *,
+        prefix: str,
+        delimiter: str,
+        key_marker: str,
+        upload_id_marker: str,
+        limit: int,
+    ) -> UploadPage:
+        return await self._origin.list_uploads(
+            bucket,
+            prefix=prefix,
+            delimiter=delimiter,
+            key_marker=key_marker,
+            upload_id_marker=upload_id_marker,
+            limit=limit,
+        )
+
+    async def abort_upload(self, ref: ObjectRef, upload_id: str) -> None:
+        await self._origin.abort_upload(ref, upload_id)
+
+    async def get_bucket_tags(self, bucket: str) -> tuple[tuple[str, str], ...]:
+        return await self._origin.get_bucket_tags(bucket)
+
+    async def put_bucket_tags(self, bucket: str, tags: Sequence[tuple[str, str]]) -> None:
+        await self._origin.put_bucket_tags(bucket, tags)
+
+    async def delete_bucket_tags(self, bucket: str) -> None:
+        await self._origin.delete_bucket_tags(bucket)
+
+
+def entry_of(key: str, info: ObjectInfo) -> ObjectEntry:
+    """What a listing says of an object that HeadObject tells of."""
+    return ObjectEntry(
+        key=key,
+        etag=info.etag,
+        size_bytes=info.size_bytes,
+        last_modified_ms=info.last_modified_ms,
+        storage_class=info.headers.get("x-amz-storage-class", "STANDARD"),
+    )

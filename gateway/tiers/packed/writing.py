@@ -1,0 +1,287 @@
+"""Writes through packs: at the origin first, then in the log of overrides, then answered.
+
+A condition on a packed key whose original may be gone cannot be left to the origin, which does not
+know of it: it is looked at here, and what the origin must then hold (nothing) is its condition.
+"""
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from urllib.parse import urlencode
+
+from gateway.errors import NoSuchKey, PreconditionFailed
+from gateway.model.body import Body, StreamedBody
+from gateway.model.conditions import Conditions, WriteConditions, check_copy_source
+from gateway.model.objects import (
+    ChecksumType,
+    CompletedPart,
+    DeleteResult,
+    ObjectInfo,
+    ObjectRef,
+    PutResult,
+)
+from gateway.model.ranges import ByteRange
+from gateway.tiers.packed.known import Pack
+from gateway.tiers.packed.log import Flights, Mixed, OverrideLog
+from gateway.tiers.packed.reading import PackedReading
+from gateway.tiers.packed.view import PackedObject, Tags
+from gateway.tiers.protocol import OpenedObject, RelayAnswer, RelayRequest
+from packer.format import Override
+
+_NEW = WriteConditions(if_none_match_any=True)
+_COUNT = "x-amz-tagging-count"
+_READING = frozenset({"GET", "HEAD"})
+
+
+class PackedWriting(PackedReading):
+    """The writing half of an origin with packs."""
+
+    def __init__(self, *args: object, **how: object) -> None:
+        super().__init__(*args, **how)  # type: ignore[arg-type]
+        self._flights = Flights()
+        self._logs: dict[Pack, OverrideLog] = {}
+
+    async def put(
+        self,
+        ref: ObjectRef,
+        body: Body,
+        headers: Mapping[str, str],
+        conditions: WriteConditions,
+    ) -> PutResult:
+        with self._writing(ref) as mixed:
+            at_origin = await self._conditions(ref, conditions)
+            result = await self._origin.put(ref, body, headers, at_origin)
+            return await self._written(ref, result, mixed)
+
+    async def copy(
+        self,
+        source: ObjectRef,
+        target: ObjectRef,
+        *,
+        headers: Mapping[str, str] | None,
+        tagging: str | None,
+        source_conditions: Conditions,
+        conditions: WriteConditions,
+        checksum_algorithm: str | None,
+    ) -> PutResult:
+        packed = await self._alone(source)
+        with self._writing(target) as mixed:
+            at_origin = await self._conditions(target, conditions)
+            if packed is None:
+                result = await self._origin.copy(
+                    source,
+                    target,
+                    headers=headers,
+                    tagging=tagging,
+                    source_conditions=source_conditions,
+                    conditions=at_origin,
+                    checksum_algorithm=checksum_algorithm,
+                )
+            else:
+                check_copy_source(source_conditions, packed.info)
+                described = dict(packed.info.headers if headers is None else headers)
+                described.pop(_COUNT, None)
+                tags = urlencode(packed.tags) if tagging is None else tagging
+                if tags:
+                    described["x-amz-tagging"] = tags
+                opened = await self._open_packed(packed, None)
+                try:
+                    body = _body(opened, checksum_algorithm)
+                    result = await self._origin.put(target, body, described, at_origin)
+                finally:
+                    await opened.close()
+            return await self._written(target, result, mixed)
+
+    async def copy_part(
+        self,
+        source: ObjectRef,
+        target: ObjectRef,
+        upload_id: str,
+        number: int,
+        *,
+        source_range: ByteRange | None,
+        source_conditions: Conditions,
+    ) -> PutResult:
+        packed = await self._alone(source)
+        if packed is None:
+            return await self._origin.copy_part(
+                source,
+                target,
+                upload_id,
+                number,
+                source_range=source_range,
+                source_conditions=source_conditions,
+            )
+        check_copy_source(source_conditions, packed.info)
+        opened = await self._open_packed(packed, source_range)
+        try:
+            return await self._origin.put_part(target, upload_id, number, _body(opened, None), {})
+        finally:
+            await opened.close()
+
+    async def complete_upload(
+        self,
+        ref: ObjectRef,
+        upload_id: str,
+        parts: Sequence[CompletedPart],
+        conditions: WriteConditions,
+        *,
+        checksums: Mapping[str, str],
+        checksum_type: ChecksumType | None,
+        headers: Mapping[str, str],
+    ) -> PutResult:
+        with self._writing(ref) as mixed:
+            result = await self._origin.complete_upload(
+                ref,
+                upload_id,
+                parts,
+                await self._conditions(ref, conditions),
+                checksums=checksums,
+                checksum_type=checksum_type,
+                headers=headers,
+            )
+            return await self._written(ref, result, mixed)
+
+    async def delete(self, ref: ObjectRef, conditions: WriteConditions) -> DeleteResult:
+        with self._writing(ref) as mixed:
+            packed = await self._alone(ref) if conditions else None
+            if packed is not None:
+                _check(conditions, packed.info)
+                conditions = WriteConditions()
+            result = await self._origin.delete(ref, conditions)
+            await self._deleted(ref.bucket, [(ref.key, ref.version_id)], mixed)
+        return result
+
+    async def delete_many(
+        self, bucket: str, objects: Sequence[tuple[str, str | None]]
+    ) -> list[DeleteResult]:
+        keys = list(dict.fromkeys(key for key, _ in objects))
+        with self._flights.of(bucket, keys) as mixed:
+            results = await self._origin.delete_many(bucket, objects)
+            gone = [
+                named
+                for named, result in zip(objects, results, strict=True)
+                if result.error_code is None
+            ]
+            await self._deleted(bucket, gone, mixed)
+        return results
+
+    async def put_tags(self, ref: ObjectRef, tags: Sequence[tuple[str, str]]) -> None:
+        await self._tag(ref, tuple(tags))
+
+    async def delete_tags(self, ref: ObjectRef) -> None:
+        await self._tag(ref, ())
+
+    async def relay(self, request: RelayRequest, body: Body | None) -> RelayAnswer:
+        if request.method in _READING or not request.key or ("select", "") in request.query:
+            return await self._origin.relay(request, body)
+        ref = ObjectRef(self.name, request.bucket, request.key)
+        with self._writing(ref):
+            answer = await self._origin.relay(request, body)
+            pack = await self._packs(ref.bucket).settled(ref.key)
+            if pack is not None and answer.status < 400:
+                # It may have been a PutObject with an object lock, or have changed nothing.
+                await self._log(pack, [Override(op="unsure", key=ref.key)])
+        return answer
+
+    async def _tag(self, ref: ObjectRef, tags: Tags) -> None:
+        with self._writing(ref) as mixed:
+            packed = await self._alone(ref)
+            if packed is None or ref.version_id is not None:
+                if tags:
+                    await self._origin.put_tags(ref, tags)
+                else:
+                    await self._origin.delete_tags(ref)
+            pack = await self._packs(ref.bucket).settled(ref.key)
+            if pack is None:
+                return
+            packed = self._packed(ref)
+            if packed is None:
+                info = await self._origin.head(ref)
+            else:
+                # Its bytes stay the pack's, and nothing else of it changes.
+                info = packed.info
+            await self._log(pack, [self._fact(ref, info, tags, mixed)])
+
+    def _writing(self, ref: ObjectRef) -> AbstractContextManager[Mixed]:
+        return self._flights.of(ref.bucket, [ref.key])
+
+    async def _alone(self, ref: ObjectRef) -> PackedObject | None:
+        """The packed object whose original the origin may not have any more."""
+        begun = self._now()
+        packed = await self._asked(ref, begun)
+        pack = self._find(ref)
+        if packed is None or pack is None or pack.view is None:
+            return None
+        if not pack.view.may_be_alone(packed):
+            return None
+        try:
+            await self._origin.head(ref)
+        except NoSuchKey:
+            return self._packed(ref)
+        return None
+
+    async def _conditions(self, ref: ObjectRef, conditions: WriteConditions) -> WriteConditions:
+        """What the origin must be asked for, where `conditions` are the client's."""
+        packed = await self._alone(ref) if conditions else None
+        if packed is None:
+            return conditions
+        _check(conditions, packed.info)
+        return _NEW
+
+    async def _written(self, ref: ObjectRef, result: PutResult, mixed: Mixed) -> PutResult:
+        """Logs what a write made, where a pack must know; what to answer."""
+        pack = await self._packs(ref.bucket).settled(ref.key)
+        if pack is None:
+            return result
+        info = result.info if result.info is not None else await self._origin.head(ref)
+        if info.etag == result.etag:
+            tags = await self._origin.get_tags(ref) if _COUNT in info.headers else ()
+            override = self._fact(ref, info, tags, mixed)
+        else:
+            override = Override(op="unsure", key=ref.key)
+        await self._log(pack, [override])
+        return result
+
+    async def _deleted(
+        self, bucket: str, objects: Sequence[tuple[str, str | None]], mixed: Mixed
+    ) -> None:
+        records: dict[Pack, list[Override]] = {}
+        for key, version_id in objects:
+            pack = await self._packs(bucket).settled(key)
+            if pack is not None:
+                sure = version_id is None and not mixed(key)
+                override = Override(op="delete" if sure else "unsure", key=key)
+                records.setdefault(pack, []).append(override)
+        for pack, overrides in records.items():
+            await self._log(pack, overrides)
+
+    def _fact(self, ref: ObjectRef, info: ObjectInfo, tags: Tags, mixed: Mixed) -> Override:
+        if mixed(ref.key):
+            return Override(op="unsure", key=ref.key)
+        return Override(
+            op="put",
+            key=ref.key,
+            etag=info.etag,
+            size_bytes=info.size_bytes,
+            modified_ms=info.last_modified_ms,
+            headers={name: value for name, value in info.headers.items() if name != _COUNT},
+            tags=tags,
+        )
+
+    async def _log(self, pack: Pack, overrides: list[Override]) -> None:
+        log = self._logs.get(pack)
+        if log is None:
+            log = self._logs[pack] = OverrideLog(self._origin, pack, self._node)
+        await log.append(overrides)
+
+
+def _check(conditions: WriteConditions, info: ObjectInfo) -> None:
+    """Nothing where the object may be replaced or deleted. PreconditionFailed."""
+    if conditions.if_none_match_any:
+        raise PreconditionFailed(fields={"Condition": "If-None-Match"})
+    if conditions.if_match not in (None, "*", info.etag):
+        raise PreconditionFailed(fields={"Condition": "If-Match"})
+
+
+def _body(opened: OpenedObject, checksum_algorithm: str | None) -> StreamedBody:
+    return StreamedBody(opened.blocks(), opened.range.size_bytes, checksum_algorithm)
