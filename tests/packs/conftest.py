@@ -3,7 +3,7 @@
 import hashlib
 import secrets
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, closing
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +68,11 @@ class Packing:
         """What lies at the origin."""
         return [item.key for item in self.store.listing(prefix)]
 
+    def close(self) -> None:
+        self.store.close()
+        if self.behind is not None:
+            self.behind.close()
+
     @asynccontextmanager
     async def node(self, name: str = "node", **how: Any) -> AsyncIterator[Running]:
         """A node over the bucket, with a cache of its own."""
@@ -90,37 +95,39 @@ def packing(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Packing]:
     """An empty bucket of each kind."""
-    with _packing(request.param, request, tmp_path, monkeypatch) as found:
-        yield found
+    made = _in_directory(tmp_path)
+    if request.param == "s3":
+        made = _at_moto(request.getfixturevalue("moto"), tmp_path, monkeypatch)
+    yield made
+    made.close()
 
 
 @pytest.fixture
 def s3_packing(
-    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    moto: MotoServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Packing]:
     """An empty bucket at an S3 service."""
-    with _packing("s3", request, tmp_path, monkeypatch) as found:
-        yield found
+    made = _at_moto(moto, tmp_path, monkeypatch)
+    yield made
+    made.close()
 
 
-def _packing(
-    kind: str, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> "closing[Packing]":
-    name = f"b{secrets.token_hex(6)}"
-    if kind == "directory":
-        root = tmp_path / "data"
-        (root / name).mkdir(parents=True)
-        store = open_store(name, f"file://{root}", None)
-        origin = {"type": "directory", "path": str(root)}
-        return _closing(Packing(store, tmp_path, origin, None))
-    server: MotoServer = request.getfixturevalue("moto")
+def _in_directory(folder: Path) -> Packing:
+    root = folder / "data"
+    (root / "bucket").mkdir(parents=True)
+    store = open_store("bucket", f"file://{root}", None)
+    return Packing(store, folder, {"type": "directory", "path": str(root)}, None)
+
+
+def _at_moto(server: MotoServer, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Packing:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", ACCESS_KEY)
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET_KEY.reveal())
     monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    name = f"b{secrets.token_hex(6)}"
     behind = client_of(server.url, ACCESS_KEY)
     behind.create_bucket(Bucket=name)
-    secret = tmp_path / "origin-secret"
+    secret = folder / "origin-secret"
     secret.write_text(SECRET_KEY.reveal())
     origin = {
         "type": "s3",
@@ -129,14 +136,7 @@ def _packing(
         "secret_key_file": str(secret),
         "addressing": "path",
     }
-    return _closing(Packing(open_store(name, server.url, None), tmp_path, origin, behind))
-
-
-class _closing(closing[Packing]):  # noqa: N801 - as `closing` is
-    def __exit__(self, *_: object) -> None:
-        self.thing.store.close()
-        if self.thing.behind is not None:
-            self.thing.behind.close()
+    return Packing(open_store(name, server.url, None), folder, origin, behind)
 
 
 async def everything(node: Running, bucket: str, prefix: str = "") -> dict[str, dict[str, Any]]:

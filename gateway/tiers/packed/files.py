@@ -30,12 +30,14 @@ log = structlog.get_logger()
 
 
 class OpenIndex:
-    """An index in use, and the file it lies in."""
+    """An index in use, and the file it lies in. LMDB opens a file once a process: successive
+    generations of a pack that have one index share it."""
 
     def __init__(self, index: Index, path: Path, size_bytes: int) -> None:
         self.index = index
         self.path = path
         self.size_bytes = size_bytes
+        self.users = 1
 
 
 class IndexFiles:
@@ -45,6 +47,7 @@ class IndexFiles:
         self._folder = folder
         self._taken = taken
         self._taken_bytes = 0
+        self._open: dict[str, OpenIndex] = {}
 
     async def start(self) -> None:
         """Counts what is here, and removes what has long been of no use."""
@@ -54,7 +57,7 @@ class IndexFiles:
         """The index that lies at `ref`, opened. TierUnavailable where it is not what its manifest
         names, VersionChanged where it is gone, and whatever reading it raises."""
         path = self._folder / f"{file.sha256}.lmdb"
-        if await asyncio.to_thread(_is_whole, path, file):
+        if file.sha256 in self._open or await asyncio.to_thread(_is_whole, path, file):
             return self._opened(path, file)
         try:
             path = await self._fetch(origin, ref, file, self._folder)
@@ -70,7 +73,12 @@ class IndexFiles:
         return self._opened(path, file)
 
     async def close(self, opened: OpenIndex, *, forget: bool) -> None:
-        """Ends the use of an index; `forget`: no pack names it any more."""
+        """Ends one use of an index; `forget`: no pack names it any more, as far as its user
+        knows."""
+        opened.users -= 1
+        if opened.users:
+            return
+        del self._open[opened.path.stem]
         opened.index.close()
         if forget:
             await asyncio.to_thread(opened.path.unlink, True)
@@ -78,10 +86,15 @@ class IndexFiles:
                 self._count(-opened.size_bytes)
 
     def _opened(self, path: Path, file: IndexFile) -> OpenIndex:
+        shared = self._open.get(file.sha256)
+        if shared is not None:
+            shared.users += 1
+            return shared
         try:
-            return OpenIndex(Index(path), path, file.size_bytes)
+            opened = self._open[file.sha256] = OpenIndex(Index(path), path, file.size_bytes)
         except IndexDamaged as error:
             raise TierUnavailable(f"a pack's index cannot be used: {error}") from error
+        return opened
 
     async def _fetch(self, origin: Origin, ref: ObjectRef, file: IndexFile, folder: Path) -> Path:
         """Brings the index into `folder`, checked before it has its name there."""

@@ -76,11 +76,14 @@ class Latest:
 
     async def _run(self) -> None:
         begun = self._now()
-        await self._ask()
-        self.at = begun
+        try:
+            await self._ask()
+            self.at = begun
+        finally:
+            # Not in a callback: who goes on waiting must find that it is over.
+            self._task = None
 
     def _over(self, task: asyncio.Task[None]) -> None:
-        self._task = None
         if not task.cancelled() and (error := task.exception()) is not None:
             log.debug("packs not looked at", reason=str(error))
 
@@ -208,14 +211,18 @@ class Pack:
                 raise TierUnavailable(f"the log of {self.prefix!r}: {error}") from error
 
     def _begin_switch(self, manifest: Manifest) -> None:
-        task = self._switching = asyncio.create_task(self._switch(manifest))
+        async def switch() -> None:
+            try:
+                await self._switch(manifest)
+            finally:
+                self._switching = None
 
-        def over(_: asyncio.Task[None]) -> None:
-            self._switching = None
+        def over(task: asyncio.Task[None]) -> None:
             if not task.cancelled() and (error := task.exception()) is not None:
                 log.warning("pack not taken over", prefix=self.prefix, reason=str(error))
 
-        task.add_done_callback(over)
+        self._switching = asyncio.create_task(switch())
+        self._switching.add_done_callback(over)
 
     async def _switch(self, manifest: Manifest) -> None:
         opened = None
@@ -250,8 +257,7 @@ class Pack:
             objects=manifest.packed_objects,
         )
         if before is not None:
-            same = opened is not None and opened.path == before.path
-            await self._files.close(before, forget=not same)
+            await self._files.close(before, forget=True)
 
 
 class BucketPacks:
