@@ -126,7 +126,9 @@ class BatchStream:
                     gathered.append(whole)
                     self._count(taken)
                     size_bytes += length_bytes
-                gathered.append(framing.closing(length_bytes))
+                closing = framing.closing(length_bytes)
+                if closing:
+                    gathered.append(closing)
                 objects += 1
             if size_bytes >= _BLOCK_BYTES or objects == _BLOCK_OBJECTS:
                 yield b"".join(gathered)

@@ -1,5 +1,6 @@
 """Batches as a client sends and reads them, by docs/batch.md alone."""
 
+import asyncio
 import json
 import struct
 from collections.abc import Sequence
@@ -58,23 +59,35 @@ class Answered(Struct):
         return Reply(self.status, self.headers, self.body).code
 
 
-async def read_answer(wire: Wire) -> Answered:
-    """The next answer, chunked or not, as far as it comes."""
+async def read_head(wire: Wire) -> Answered:
+    """The head of the next answer."""
     head = (await wire.reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
     headers = dict(line.lower().split(": ", 1) for line in head[1:] if line)
-    answer = Answered(int(head[0].split()[1]), headers, b"", False)
+    return Answered(int(head[0].split()[1]), headers, b"", False)
+
+
+async def read_body(wire: Wire, answer: Answered) -> Answered:
+    """The answer with its body, chunked or not, as far as it comes."""
+    blocks: list[bytes] = []
     try:
-        if "transfer-encoding" not in headers:
-            answer.body = await wire.reader.readexactly(int(headers["content-length"]))
+        if "transfer-encoding" not in answer.headers:
+            blocks.append(await wire.reader.readexactly(int(answer.headers["content-length"])))
             answer.whole = True
-            return answer
         while not answer.whole:
             size_bytes = int(await wire.reader.readuntil(b"\r\n"), 16)
-            answer.body += (await wire.reader.readexactly(size_bytes + 2))[:-2]
+            blocks.append((await wire.reader.readexactly(size_bytes + 2))[:-2])
             answer.whole = not size_bytes
-    except (EOFError, ConnectionError):
-        return answer
+    except asyncio.IncompleteReadError as error:
+        blocks.append(error.partial)
+    except ConnectionError:
+        pass
+    answer.body = b"".join(blocks)
     return answer
+
+
+async def read_answer(wire: Wire) -> Answered:
+    """The next answer, as far as it comes."""
+    return await read_body(wire, await read_head(wire))
 
 
 async def ask(node: Running, body: bytes, *, bucket: str = "train", **how: Any) -> Answered:
