@@ -3,9 +3,11 @@
 import io
 import os
 import random
+import shutil
+import subprocess
 import tarfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -128,3 +130,37 @@ def test_a_tar_can_be_unpacked_as_it_comes(make_node: MakeNode, tmp_path: Path) 
     ):
         archive.extractall(tmp_path / "out", filter="data")
     assert {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()} == bodies
+
+
+def test_the_page_s_example_reads_a_batch(
+    make_node: MakeNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = make_node()
+    bodies = stock(node)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", ACCESS_KEY)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET_KEY)
+    page = (Path(__file__).parents[2] / "docs/batch.md").read_text("utf-8")
+    example: dict[str, Any] = {}
+    exec(page.partition("```python\n")[2].partition("```")[0], example)
+    assert dict(example["read_batch"](node.endpoint_url, "train", [*bodies])) == bodies
+    with pytest.raises(KeyError, match="NoSuchKey"):
+        dict(example["read_batch"](node.endpoint_url, "train", ["missing"]))
+
+
+def test_the_page_s_curl_gets_a_tar(
+    make_node: MakeNode, require: Callable[[str, str | None], str]
+) -> None:
+    curl = require("curl", shutil.which("curl"))
+    node = make_node()
+    client = node.client()
+    client.create_bucket(Bucket="train")
+    for key in ("a.jpg", "b.jpg"):
+        client.put_object(Bucket="train", Key=key, Body=key.encode())
+    page = (Path(__file__).parents[2] / "docs/batch.md").read_text("utf-8")
+    command = page.partition("```sh\n")[2].partition("```")[0]
+    command = command.replace("curl", curl, 1).replace("http://127.0.0.1:9000", node.endpoint_url)
+    environ = {"AWS_ACCESS_KEY_ID": ACCESS_KEY, "AWS_SECRET_ACCESS_KEY": SECRET_KEY}
+    done = subprocess.run(
+        ["sh", "-c", command], env={**os.environ, **environ}, capture_output=True, text=True
+    )
+    assert [line.split()[-1] for line in done.stdout.splitlines()] == ["a.jpg", "b.jpg"], done
