@@ -158,24 +158,14 @@ async def shown(
     marker = _behind(marker)
     while True:
         wanted = limit - len(entries) - len(prefixes)
-        page = await ask(prefix, delimiter, marker, max(1, wanted))
+        page = await ask(prefix, delimiter, marker, wanted)
         kept = [entry for entry in page.entries if not is_reserved(entry.key)]
         folded = [name for name in page.prefixes if await _stands_for_others(ask, name)]
-        if not wanted:
-            # The page was full where the reserved keys began; this was a look behind them.
-            following = Marker(_last(entries, prefixes)) if kept or folded else page.following
-            if following is None or kept or folded:
-                return Rows(entries, prefixes, following)
-        else:
-            entries += kept
-            prefixes += folded
-            if page.following is None:
-                return Rows(entries, prefixes, None)
-            hides = len(kept) + len(folded) < len(page.entries) + len(page.prefixes)
-            full = len(kept) + len(folded) == wanted
-            if not is_reserved(page.following.key) and (full or not hides):
-                return Rows(entries, prefixes, page.following)
-        assert page.following is not None  # noqa: S101 - it has been looked at above
+        entries += kept
+        prefixes += folded
+        hidden = len(page.entries) + len(page.prefixes) - len(kept) - len(folded)
+        if page.following is None or not hidden or len(kept) + len(folded) == wanted:
+            return Rows(entries, prefixes, page.following)
         following = _behind(page.following)
         if following == marker:
             raise TierUnavailable(f"the origin's listing does not go on behind {marker.key!r}")
@@ -196,11 +186,6 @@ def _behind(marker: Marker) -> Marker:
     """The marker, or where it lies among the reserved keys, one behind them."""
     among = is_reserved(marker.key) and marker.key.encode() < _BEHIND.encode()
     return Marker(_BEHIND) if among else marker
-
-
-def _last(entries: Sequence[Entry], prefixes: Sequence[str]) -> str:
-    """The last name of a page, behind which the reserved keys lie."""
-    return max((*(entry.key for entry in entries[-1:]), *prefixes[-1:]), key=str.encode)
 
 
 def _marker(key: str | None, identity: str | None) -> Marker | None:
