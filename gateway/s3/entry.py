@@ -7,6 +7,7 @@ from gateway.auth.identity import Identity
 from gateway.auth.policy import authorise, authorise_past_packs, needed_besides
 from gateway.auth.request import RequestHead
 from gateway.auth.sigv4 import Authenticator
+from gateway.auth.sigv4_parse import printable
 from gateway.auth.tenants import load_tenants
 from gateway.config import Config, S3Config
 from gateway.errors import AccessDenied, InvalidArgument, NoSuchBucket
@@ -134,7 +135,7 @@ def _asks_past_packs(head: RequestHead, identity: Identity) -> bool:
     if value != BYPASS:
         raise InvalidArgument(
             f"{PACKS_HEADER} can only be {BYPASS}",
-            fields={"ArgumentName": PACKS_HEADER, "ArgumentValue": value},
+            fields={"ArgumentName": PACKS_HEADER, "ArgumentValue": printable(value)},
         )
     return True
 
