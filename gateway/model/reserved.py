@@ -20,7 +20,7 @@ _LISTINGS = frozenset(
 
 
 def is_reserved(key: str) -> bool:
-    """Whether the key (or all keys with that prefix) is ours."""
+    """Whether a key, a prefix or a common prefix is ours."""
     return key.startswith(RESERVED)
 
 

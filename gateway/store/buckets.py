@@ -7,7 +7,6 @@ from msgspec import Struct
 from gateway.config import BucketConfig, Config, default_origin
 from gateway.errors import NoSuchBucket
 from gateway.model.objects import ObjectRef
-from gateway.tiers.hidden import Shown
 from gateway.tiers.past_packs import PastPacks
 from gateway.tiers.protocol import Origin, Packs
 
@@ -33,11 +32,6 @@ class Bucket(Struct, frozen=True):
     def past_packs(self) -> bool:
         """Whether this is the origin's own view, of which nothing is kept."""
         return self.also_written_as is not None
-
-    @property
-    def listings(self) -> Origin | Shown:
-        """What pages of the bucket's objects and uploads are asked of."""
-        return self.origin if self.past_packs else Shown(self.origin)
 
     def ref(self, key: str, version_id: str | None = None) -> ObjectRef:
         """The object's place at the origin."""

@@ -59,7 +59,7 @@ class Listings(Uploads):
         limit: int,
     ) -> VersionPage:
         where = self.bucket(bucket)
-        return await where.listings.list_versions(
+        return await where.origin.list_versions(
             where.origin_bucket,
             prefix=prefix,
             delimiter=delimiter,

@@ -162,7 +162,7 @@ class Uploads(Writes):
         limit: int,
     ) -> UploadPage:
         where = self.bucket(bucket)
-        return await where.listings.list_uploads(
+        return await where.origin.list_uploads(
             where.origin_bucket,
             prefix=prefix,
             delimiter=delimiter,

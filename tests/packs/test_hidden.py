@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from gateway.errors import TierUnavailable
 from gateway.model.objects import UploadEntry
-from gateway.tiers.hidden import Marker, Rows, shown
+from gateway.tiers.packed.hidden import Marker, Rows, shown
 
 Row = tuple[str, str]
 T = TypeVar("T")
