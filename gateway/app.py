@@ -58,16 +58,15 @@ class Parts:
         self.metrics = Metrics()
         self.disk = DiskTier(config.cache, self.metrics, on_index=on_index)
         self.indexes = IndexFiles(config.cache.path / "packs", self.disk.take_beside)
-        behind = {name: _origin(config, name, self.metrics) for name in config.origins}
         self.origins = {
             name: PackedOrigin(
-                origin,
+                _origin(config, name, self.metrics),
                 self.indexes,
                 node=config.node.id,
                 limit_bytes=config.cache.capacity // _LARGEST_SHARD,
                 now=time.monotonic,
             )
-            for name, origin in behind.items()
+            for name in config.origins
         }
         self.filler = Filler(
             self.disk, self.metrics, small_object_limit_bytes=config.cache.small_object_limit
@@ -85,7 +84,8 @@ class Parts:
 
         self.service = service(BucketTable(config, self.origins, packs=self.origins))
         # The same tables, so that a write through either is seen by the other at once.
-        self.past_packs = service(BucketTable(config, behind, past_packs=True))
+        past = {name: origin.past_packs for name, origin in self.origins.items()}
+        self.past_packs = service(BucketTable(config, past, past_packs=True))
         self.authenticator = authenticator_of(config)
 
     def s3(self, door: Door, **how: Any) -> S3Server:

@@ -7,7 +7,6 @@ from msgspec import Struct
 from gateway.config import BucketConfig, Config, default_origin
 from gateway.errors import NoSuchBucket
 from gateway.model.objects import ObjectRef
-from gateway.tiers.past_packs import PastPacks
 from gateway.tiers.protocol import Origin, Packs
 
 
@@ -44,7 +43,7 @@ class Bucket(Struct, frozen=True):
 
 class BucketTable:
     """Client bucket names to `Bucket`s: those listed, then any of the default origin. `packs`: by
-    origin, what sees through its packs; `past_packs`: as whoever asks past them sees the buckets,
+    origin, what sees through its packs; `past_packs`: the origins are what is seen past them, and
     always asked anew."""
 
     def __init__(
@@ -56,10 +55,9 @@ class BucketTable:
         past_packs: bool = False,
     ) -> None:
         self._packs = packs or {}
-        self._plain_names: dict[str, str] = {}
-        if past_packs:
-            origins = {name: PastPacks(origin) for name, origin in origins.items()}
-            self._plain_names = {origin.name: name for name, origin in origins.items()}
+        self._plain_names = (
+            {origin.name: name for name, origin in origins.items()} if past_packs else {}
+        )
         name = default_origin(config)
         self.default = origins[name] if name is not None else None
         self._unlisted = BucketConfig()

@@ -5,7 +5,7 @@ be taken for what the packs' own view of the same keys is; and they are not cach
 nothing is. Writes teach nothing either: who brackets them is told by `Bucket.written_ref`.
 """
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 
 from msgspec.structs import replace
 
@@ -32,10 +32,12 @@ _MARK = "!past-packs"
 
 
 class PastPacks:
-    """An `Origin` over another one, which somebody else starts and closes."""
+    """An `Origin` over another one, which somebody else starts and closes. `on_put` hears of each
+    bucket and key that an object was put to."""
 
-    def __init__(self, inner: Origin) -> None:
+    def __init__(self, inner: Origin, on_put: Callable[[str, str], None] = lambda *_: None) -> None:
         self._inner = inner
+        self._on_put = on_put
         self._name = inner.name + _MARK
 
     @property
@@ -75,7 +77,11 @@ class PastPacks:
         headers: Mapping[str, str],
         conditions: WriteConditions,
     ) -> PutResult:
-        return _untaught(await self._inner.put(self._own(ref), body, headers, conditions))
+        try:
+            return _untaught(await self._inner.put(self._own(ref), body, headers, conditions))
+        finally:
+            # It may have been put though no answer came.
+            self._on_put(ref.bucket, ref.key)
 
     async def copy(
         self,

@@ -76,15 +76,28 @@ def test_all_of_a_packs_life(bucket: Bucket, node: GatewayProcess) -> None:
     assert seen(node, bucket) == objects
 
 
-def test_originals_go_and_come_back(bucket: Bucket, node: GatewayProcess) -> None:
+def test_originals_go_and_every_key_answers_until_they_come_back(
+    bucket: Bucket, node: GatewayProcess
+) -> None:
     objects = filled(bucket)
     assert seen(node, bucket) == objects
     deleted = told(bucket, "pack", "--settle", 0, "--delete-originals")["deleted_originals"]
     assert (deleted["objects"], deleted["failed"]) == (60, 0)
     assert bucket.keys("p/") == []
+    for _ in range(2):
+        assert seen(node, bucket) == objects
+    client = node.client()
+    client.put_object(Bucket=bucket.name, Key="p/0/000.bin", Body=b"written over")
+    client.delete_object(Bucket=bucket.name, Key="p/1/001.bin")
+    client.close()
+    objects["p/0/000.bin"] = b"written over"
+    del objects["p/1/001.bin"]
+    assert seen(node, bucket) == objects
+    assert told(bucket, "pack", "--settle", 0)["report"]["packed_objects"] == 59
+    assert seen(node, bucket) == objects
     refused = run(bucket, "drop")
     assert refused.returncode == 1
-    assert told(bucket, "unpack")["objects"] == 60
+    assert told(bucket, "unpack")["objects"] == 59
     assert seen(node, bucket) == objects
     assert run(bucket, "drop").returncode == 0
 

@@ -82,7 +82,7 @@ async def test_an_unsigned_wish_is_denied(node: Running) -> None:
         assert "x-feedrack-packs" not in reply.headers
 
 
-@pytest.mark.parametrize("value", ["through", "Bypass", "bypass,bypass", "", "b\xfcpass"])
+@pytest.mark.parametrize("value", ["through", "Bypass", "bypass,bypass", ""])
 async def test_any_other_wish_is_an_invalid_argument(node: Running, value: str) -> None:
     reply = await ask(node, "GET", "/train/a", {"x-feedrack-packs": value})
     assert (reply.status, reply.code) == (400, "InvalidArgument")
