@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 
-from gateway.auth.policy import authorise
 from gateway.errors import NoSuchBucket
 from gateway.errors import NotImplemented as NotImplementedS3
 from gateway.s3.answer import Answer, Piece
@@ -33,7 +32,7 @@ async def get_objects(call: Call) -> Answer:
     del document
 
     def admit(key: str) -> None:
-        authorise(call.identity, "GetObject", bucket.name, key, public_read=bucket.public_read)
+        call.authorise("GetObject", bucket.name, key)
 
     reads = call.service.batch(bucket, batch.objects, admit=admit)
     stream = BatchStream(reads, batch, bucket.name)

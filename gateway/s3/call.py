@@ -82,6 +82,7 @@ class Call(Request):
             request.identity,
             service.bucket,
             secure=request.secure,
+            past_packs=request.past_packs,
         )
         self.service = service
         self.config = config

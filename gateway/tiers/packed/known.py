@@ -51,6 +51,7 @@ class Latest:
         self._ask = ask
         self._now = now
         self._task: asyncio.Task[None] | None = None
+        self._doubts = 0
         self.at = float("-inf")
 
     async def since(self, moment: float) -> None:
@@ -61,6 +62,11 @@ class Latest:
     def refresh(self) -> None:
         """Puts the question behind the answer that is being given. A failure is no news."""
         self._begin()
+
+    def doubt(self) -> None:
+        """Takes no question put until now for answered: something was just written there."""
+        self.at = float("-inf")
+        self._doubts += 1
 
     async def stop(self) -> None:
         task = self._task
@@ -75,10 +81,11 @@ class Latest:
         return self._task
 
     async def _run(self) -> None:
-        begun = self._now()
+        begun, doubts = self._now(), self._doubts
         try:
             await self._ask()
-            self.at = begun
+            if doubts == self._doubts:
+                self.at = begun
         finally:
             # Not in a callback: who goes on waiting must find that it is over.
             self._task = None
@@ -304,6 +311,17 @@ class BucketPacks:
             if pack.takes_overrides
             and (pack.prefix.startswith(prefix) or prefix.startswith(pack.prefix))
         ]
+
+    def noticed(self, key: str) -> None:
+        """Something of a pack was just written: if it was a manifest, it may be the highest."""
+        root, manifests, _ = key.partition("manifests/")
+        if not manifests:
+            return
+        pack = self._places.get(root)
+        if pack is not None:
+            pack.manifests.doubt()
+        else:
+            self.places.doubt()
 
     async def known(self) -> None:
         """Knows of the packs there are, not older than a while. Raises only where nothing is known
