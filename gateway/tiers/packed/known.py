@@ -323,13 +323,17 @@ class BucketPacks:
         else:
             self.places.doubt()
 
+    @property
+    def looked(self) -> bool:
+        """Whether anything is known of the packs there are."""
+        return self.places.at > float("-inf")
+
     async def known(self) -> None:
         """Knows of the packs there are, not older than a while. Raises only where nothing is known
         yet and the origin cannot be reached."""
-        age_seconds = self._now() - self.places.at
-        if age_seconds == float("inf"):
+        if not self.looked:
             await self.places.since(self._now())
-        elif age_seconds > _SETTLED_SECONDS:
+        elif self._now() - self.places.at > _SETTLED_SECONDS:
             self.places.refresh()
 
     async def settled(self, key: str) -> Pack | None:

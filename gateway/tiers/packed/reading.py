@@ -31,6 +31,17 @@ class PackedReading(PacksHolder):
     """The reading half of an origin with packs; and `Packs`, what the store asks of them."""
 
     # What the store asks
+    async def discover(self, bucket: str) -> bool:
+        packs = self._packs(bucket)
+        if packs.looked:
+            return False
+        try:
+            await packs.known()
+        except TierUnavailable:
+            # Whoever needs to know will ask again.
+            return False
+        return True
+
     def known(self, ref: ObjectRef, freshness_seconds: float | None) -> ObjectInfo | None:
         pack = self._find(ref)
         if pack is None or pack.view is None:
