@@ -11,6 +11,7 @@ or below; everything HTTP means happens above.
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from gateway.errors import SlowDown
 from gateway.store.batch import BatchReads, WantedObject
 from gateway.store.buckets import Bucket
 from gateway.store.lanes import Budget
@@ -20,6 +21,9 @@ from gateway.store.listings import Listings
 # are slow. Fewer objects than an origin has connections, so that other readers find some.
 _AHEAD_OBJECTS = 96
 _AHEAD_BYTES = 128 * 1024**2
+# Batches at one time, and what their lists of keys come to.
+_BATCHES = 1024
+_BATCH_DOCUMENT_BYTES = 256 * 1024**2
 
 
 class ObjectService(Listings):
@@ -28,6 +32,15 @@ class ObjectService(Listings):
     def __init__(self, **collaborators: Any) -> None:
         super().__init__(**collaborators)
         self._ahead = Budget(fills=_AHEAD_OBJECTS, size_bytes=_AHEAD_BYTES)
+        self._batches = Budget(fills=_BATCHES, size_bytes=_BATCH_DOCUMENT_BYTES)
+
+    def begin_batch(self, document_bytes: int) -> Callable[[], None]:
+        """Makes room for one more batch, and for the document that lists its objects; call what it
+        returns once it is over. SlowDown."""
+        if not self._batches.fits(document_bytes):
+            raise SlowDown("Too many batches are being answered.")
+        self._batches.begun(document_bytes)
+        return lambda: self._batches.ended(document_bytes)
 
     def batch(
         self, bucket: Bucket, wanted: Sequence[WantedObject], *, admit: Callable[[str], None]
