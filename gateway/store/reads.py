@@ -59,7 +59,7 @@ class Reads(Core):
 
     def __init__(self, **collaborators: Any) -> None:
         super().__init__(**collaborators)
-        self._shards = Shards(self._disk, self._filler)
+        self._shards = Shards(self._disk, self._filler, self._filler.metrics)
         self._questions: dict[tuple[object, ...], asyncio.Task[Any]] = {}
         self.held = HeldReads(
             self._believed,
