@@ -11,6 +11,7 @@ import xxhash
 from gateway.errors import Corrupt
 from gateway.model.objects import Span
 from gateway.store.fill import Filler, FollowingReader
+from gateway.telemetry.metrics import Metrics
 from gateway.tiers.disk import DiskTier
 from gateway.tiers.packed.appetite import comes_soon
 from gateway.tiers.protocol import (
