@@ -1,6 +1,7 @@
 """A batch brings packed objects and plain ones, and nobody sees which is which."""
 
 import random
+from pathlib import Path
 
 import pytest
 
@@ -69,3 +70,33 @@ async def test_what_packs_are_made_of_is_not_in_any_batch(packing: Packing) -> N
         assert told == {"objects": 4, "failed": 3}
         assert all(not frame.body for frame in frames[:3])
         assert frames[3].body == OBJECTS["p/000"]
+
+
+@pytest.mark.parametrize("key", ["p/003", "p/image-3"])
+async def test_a_shard_that_was_damaged_here_is_noticed_whoever_reads(
+    packing: Packing, key: str
+) -> None:
+    for name, data in OBJECTS.items():
+        packing.put(name, data)
+    packing.pack(shard_bytes=1024**2)
+    packing.delete_originals()
+    keys = [name for name in OBJECTS if name.startswith("p/")]
+    async with packing.node() as node:
+        held = node.node.service.held
+        bucket = node.node.service.bucket(packing.name)
+        shards: list[Path] = []
+        while not shards:
+            await read(node, packing.name, [*keys])
+            shards = [
+                path
+                for path in (packing.folder / "node" / "cache" / "chunks").rglob("*")
+                if path.is_file() and OBJECTS[key] in path.read_bytes()
+            ]
+        [shard] = shards
+        assert held.holds(bucket, key)
+        with shard.open("r+b") as file:
+            file.seek(shard.read_bytes().index(OBJECTS[key]) + 100)
+            file.write(bytes(10))
+        frames = await read(node, packing.name, [*keys])
+        assert [frame.body for frame in frames] == [OBJECTS[name] for name in keys]
+        assert node.node.metrics.cache_corrupt._value.get() == 1
