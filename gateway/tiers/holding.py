@@ -23,6 +23,7 @@ from gateway.index.records import (
     raw_text,
     unpack_entries,
 )
+from gateway.model.reserved import is_reserved
 from gateway.telemetry.metrics import Metrics
 from gateway.tiers.chunks import ChunkStore
 from gateway.tiers.eviction import Policy, Victim
@@ -170,9 +171,9 @@ class Holding:
             except msgspec.MsgspecError:
                 return
             name = record.name
-            if (name.origin, name.bucket) == (origin, wanted_bucket) and name.key.startswith(
-                wanted_prefix
-            ):
+            here = (name.origin, name.bucket) == (origin, wanted_bucket)
+            # What is held of packs counts as the objects that are in them (`Packs.held_bytes`).
+            if here and name.key.startswith(wanted_prefix) and not is_reserved(name.key):
                 total += record.size_bytes
 
         await self.index.scan(Table.CHUNKS, lambda _, raw: visit(decode_chunk, raw))
