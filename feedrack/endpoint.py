@@ -50,7 +50,7 @@ class Access(NamedTuple):
 def given_credentials(
     access_key: str | None, secret_key: str | None, session_token: str | None
 ) -> Credentials | None:
-    """Credentials as arguments give them; None where they are to be found. WrongAddress for half."""
+    """Credentials as arguments give them, or None. WrongAddress for half of them."""
     if access_key is None and secret_key is None:
         return None
     if not access_key or not secret_key:
