@@ -32,7 +32,7 @@ class Reader:
         self, bucket: str, access: Access, *, pause: Callable[[float], None] = time.sleep
     ) -> None:
         self.client = Client(bucket, access, pause=pause)
-        self._batches: bool | None = None
+        self._batches = True
         self._threads: tuple[int, ThreadPoolExecutor] | None = None
 
     def read(self, key: str, byte_range: str | None = None, *, etag: str | None = None) -> bytes:
@@ -72,13 +72,10 @@ class Reader:
         self.client.close()
 
     def _answers_batches(self) -> bool:
-        if self._batches is None:
-            if self.client.is_gateway is None:
-                # Whatever it answers says who it is.
-                self._look()
-            if not self.client.is_gateway:
-                self._batches = False
-        return self._batches is not False
+        if self.client.is_gateway is None:
+            # Whatever it answers says who it is.
+            self._look()
+        return self._batches and bool(self.client.is_gateway)
 
     def _look(self) -> None:
         try:
@@ -127,13 +124,13 @@ class Reader:
             with self.client.open("POST", None, _BATCH, headers, body) as streamed:
                 kind = streamed.headers.get("content-type", "")
                 if streamed.status == 200 and kind == frames.CONTENT_TYPE:
-                    self._batches = True
                     self._take(io.BufferedReader(streamed.body, _BUFFER_BYTES), keys, asked, found)
                     return "some of them stayed unavailable"
                 answer = Answer(streamed.status, streamed.headers, streamed.body.read())
         except (*TROUBLE, frames.FramesBroken) as error:
             return repr(error)
-        if self._batches is None and answer.status in _UNKNOWN:
+        if answer.status in _UNKNOWN:
+            # Said at any time: behind one address there may be gateways of several ages.
             self._batches = False
             raise _NoBatches
         refused = refusal(answer, self.client.endpoint.bucket, None)

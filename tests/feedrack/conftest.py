@@ -14,7 +14,8 @@ from tests.node.process import ACCESS_KEY, SECRET_KEY, GatewayProcess
 from tests.origins import MotoServer, moto_server
 
 OBJECTS = {
-    f"p/{number:03}/ü {number}.bin": random.Random(number).randbytes(number * 7) for number in range(40)
+    f"p/{number:03}/ü {number}.bin": random.Random(number).randbytes(number * 7)
+    for number in range(40)
 }
 
 

@@ -100,7 +100,9 @@ def test_a_refusal_is_an_error_of_its_kind(reply: Reply, expected: type[Feedrack
 
 def test_a_connection_is_kept_and_one_that_was_closed_meanwhile_is_no_trouble() -> None:
     pauses: list[float] = []
-    with scripted(in_turn([Reply(), Reply(hang_up=True), Reply(), Reply(404), Reply()])) as endpoint:
+    with scripted(
+        in_turn([Reply(), Reply(hang_up=True), Reply(), Reply(404), Reply()])
+    ) as endpoint:
         subject = client(endpoint.url, pauses)
         for _ in range(3):
             subject.ask("GET", "k")

@@ -101,7 +101,9 @@ def test_no_keys_at_all_are_said_so(
 ) -> None:
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
     with pytest.raises(NoCredentials):
-        Profile(None, environ | {"AWS_SHARED_CREDENTIALS_FILE": str(tmp_path / "none")}).credentials()
+        Profile(
+            None, environ | {"AWS_SHARED_CREDENTIALS_FILE": str(tmp_path / "none")}
+        ).credentials()
     with pytest.raises(NoCredentials, match="AWS_SECRET_ACCESS_KEY"):
         Profile(None, {"AWS_ACCESS_KEY_ID": "x"}).credentials()
 
