@@ -20,8 +20,8 @@ class Asked(NamedTuple):
 
 
 class Reply(NamedTuple):
-    """What to answer. `cut`: break the connection off after so many bytes of the body; `hang_up`: after
-    the whole answer, without saying so before."""
+    """What to answer. `cut`: break the connection off after so many bytes of the body; `hang_up`:
+    after the whole answer, without saying so before."""
 
     status: int = 200
     body: bytes = b""
@@ -80,10 +80,11 @@ def scripted(script: Script) -> Iterator[Scripted]:
                     self.wfile.write(body)
             self.close_connection = reply.cut is not None or reply.hang_up
 
-        do_GET = do_POST = do_HEAD = answer
-
         def log_message(self, *_: Any) -> None:
             return
+
+    for method in ("GET", "POST", "HEAD"):
+        setattr(Handler, f"do_{method}", Handler.answer)
 
     class Server(ThreadingHTTPServer):
         daemon_threads = True

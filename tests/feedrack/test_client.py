@@ -4,6 +4,7 @@ import os
 import threading
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trustme
@@ -23,9 +24,10 @@ from feedrack.errors import (
 from tests.feedrack.endpoint import Asked, Reply, Script, scripted
 
 
-def client(url: str, pauses: list[float] | None = None, **how: object) -> Client:
-    given = Access(endpoint_url=url, anonymous=True, attempts=3)._replace(**how)  # type: ignore[arg-type]
-    return Client("train", given, pause=[].append if pauses is None else pauses.append)
+def client(url: str, pauses: list[float] | None = None, **how: Any) -> Client:
+    given = Access(endpoint_url=url, anonymous=True, attempts=3)._replace(**how)
+    said: list[float] = [] if pauses is None else pauses
+    return Client("train", given, pause=said.append)
 
 
 def in_turn(replies: Iterable[Reply]) -> Script:

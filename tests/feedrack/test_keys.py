@@ -44,7 +44,8 @@ def test_there_is_nothing_beyond_the_ends() -> None:
         keys.index("d")
     with pytest.raises(ValueError, match="'a'"):
         keys.index("a", 1)
-    assert 1 not in keys
+    nothing: object = 1
+    assert nothing not in keys
     assert keys != ["a", "b", "c"]
 
 

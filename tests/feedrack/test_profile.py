@@ -1,5 +1,6 @@
 """Keys, region and endpoint are found where every S3 tool finds them."""
 
+import json
 from pathlib import Path
 
 import boto3
@@ -19,7 +20,7 @@ services = lab
 s3 =
   addressing_style = path
 [profile fetched]
-credential_process = /bin/sh -c "echo '{\\"Version\\": 1, \\"AccessKeyId\\": \\"P\\", \\"SecretAccessKey\\": \\"S\\"}'"
+credential_process = cat {folder}/fetched.json
 [services lab]
 s3 =
   endpoint_url = http://lab:9000
@@ -38,7 +39,9 @@ aws_session_token = WT
 @pytest.fixture
 def environ(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     """Profile files and nothing else; set for botocore too."""
-    (tmp_path / "config").write_text(CONFIG)
+    (tmp_path / "config").write_text(CONFIG.format(folder=tmp_path))
+    fetched = {"Version": 1, "AccessKeyId": "P", "SecretAccessKey": "S"}
+    (tmp_path / "fetched.json").write_text(json.dumps(fetched))
     (tmp_path / "credentials").write_text(KEYS)
     found = {
         "AWS_CONFIG_FILE": str(tmp_path / "config"),

@@ -17,7 +17,8 @@ GATEWAY = {"x-feedrack-node": "n1"}
 
 def reader(url: str, **how: Any) -> Reader:
     access = Access(endpoint_url=url, anonymous=True, attempts=3, connections=4)
-    return Reader("train", access._replace(**how), pause=[].append)
+    pauses: list[float] = []
+    return Reader("train", access._replace(**how), pause=pauses.append)
 
 
 def single(asked: Asked, headers: dict[str, str] | None = None) -> Reply:

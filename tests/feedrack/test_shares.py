@@ -1,4 +1,4 @@
-"""Ranks and workers together read every position once, in an order that a loader can put together."""
+"""Ranks and workers together read every position once, and a loader can keep the order."""
 
 from hypothesis import given
 from hypothesis import strategies as st
