@@ -96,10 +96,14 @@ class Call(Request):
         await self._exchange.proceed()
         return body
 
-    async def document(self, *, checksums_describe_body: bool = True) -> tuple[bytes, Body]:
-        """A whole XML body, and the `Body` it came through. MaxMessageLengthExceeded."""
+    async def document(
+        self, *, checksums_describe_body: bool = True, limit_bytes: int | None = None
+    ) -> tuple[bytes, Body]:
+        """A whole body of XML or JSON, and the `Body` it came through. `limit_bytes`: how long it
+        may be, if not what is configured for XML. MaxMessageLengthExceeded."""
         body = self._open(checksums_describe_body=checksums_describe_body)
-        limit_bytes = self.config.limits.xml_bytes
+        if limit_bytes is None:
+            limit_bytes = self.config.limits.xml_bytes
         if body.length_bytes > limit_bytes:
             raise MaxMessageLengthExceeded(fields={"MaxMessageLengthBytes": str(int(limit_bytes))})
         await self._exchange.proceed()

@@ -7,20 +7,12 @@ that tells the client nothing.
 
 from collections.abc import Awaitable, Callable
 
-import structlog
-
 from gateway.auth.request import RequestHead
 from gateway.config import Config
-from gateway.errors import (
-    InternalError,
-    RequestHeaderSectionTooLarge,
-    S3Error,
-    ServiceUnavailable,
-    TierUnavailable,
-    VersionChanged,
-)
 from gateway.errors import NotImplemented as NotImplementedS3
+from gateway.errors import RequestHeaderSectionTooLarge, S3Error
 from gateway.s3 import (
+    batch,
     buckets,
     copy_object,
     delete,
@@ -35,11 +27,9 @@ from gateway.s3.answer import Answer
 from gateway.s3.call import Call, ClientGoneError, Exchange
 from gateway.s3.entry import Entry
 from gateway.s3.record import Record, Recorder
-from gateway.s3.refusals import Refusals
+from gateway.s3.refusals import Refusals, s3_error, tell_failure
 from gateway.store.service import ObjectService
 from gateway.telemetry.metrics import Metrics
-
-log = structlog.get_logger()
 
 Handler = Callable[[Call], Awaitable[Answer]]
 
@@ -62,6 +52,7 @@ _HANDLERS: dict[str, Handler] = {
     "GetObjectAcl": buckets.get_acl,
     "GetObjectAttributes": get_object.get_object_attributes,
     "GetObjectTagging": tagging.get_object_tagging,
+    "GetObjects": batch.get_objects,
     "HeadBucket": buckets.head_bucket,
     "HeadObject": get_object.head_object,
     "ListBuckets": buckets.list_buckets,
@@ -130,7 +121,8 @@ class Endpoint:
                 record.broken = f"{type(error).__name__}: {error}"
                 exchange.abort()
                 return
-            await self._send_failure(exchange, record, self._s3_error(error, record))
+            tell_failure(error, request_id=record.request_id)
+            await self._send_failure(exchange, record, s3_error(error))
 
     async def _answer(self, exchange: Exchange, record: Record) -> Answer:
         head = exchange.head
@@ -154,21 +146,6 @@ class Endpoint:
         except ClientGoneError:
             record.broken = "client gone"
             exchange.abort()
-
-    def _s3_error(self, error: Exception, record: Record) -> S3Error:
-        """The S3 error that stands for whatever was raised."""
-        if isinstance(error, S3Error):
-            if error.status >= 500 and error.status != 501:
-                log.warning("request failed", request_id=record.request_id, reason=str(error))
-            return error
-        if isinstance(error, TierUnavailable):
-            log.warning("tier unavailable", request_id=record.request_id, reason=str(error))
-            return ServiceUnavailable(headers={"retry-after": str(error.retry_after_seconds)})
-        if isinstance(error, VersionChanged):
-            # It was replaced again and again while we looked; the next try may find it at rest.
-            return ServiceUnavailable(headers={"retry-after": "1"})
-        log.error("internal error", request_id=record.request_id, exc_info=error)
-        return InternalError()
 
 
 def _head_bytes(head: RequestHead) -> int:

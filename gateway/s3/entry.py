@@ -17,6 +17,7 @@ from gateway.s3.route import match
 from gateway.store.buckets import Bucket
 
 _READS = frozenset(("GetObject", "HeadObject"))
+_BY_KEY = frozenset(("DeleteObjects", "GetObjects"))
 _LISTINGS = frozenset(
     ("ListObjects", "ListObjectsV2", "ListObjectVersions", "ListMultipartUploads")
 )
@@ -106,11 +107,16 @@ def authenticator_of(config: Config) -> Authenticator:
 
 
 def _authorise(request: Request) -> None:
-    """Asks for the operation itself; a DeleteObjects asks for each of its keys later."""
+    """Asks for the operation itself; a DeleteObjects or GetObjects asks for each of its keys
+    later."""
     operation = request.operation
     if operation.name == "ListBuckets":
         return
-    if operation.name == "DeleteObjects" and not request.anonymous:
+    if operation.name in _BY_KEY and not request.anonymous:
+        return
+    if operation.name == "GetObjects":
+        # Who is nobody may read what all may, and gets no further elsewhere.
+        request.authorise("GetObject", operation.bucket, "")
         return
     key = operation.query.get("prefix", "") if operation.name in _LISTINGS else operation.key
     request.authorise(operation.name, operation.bucket, key)

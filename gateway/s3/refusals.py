@@ -1,9 +1,19 @@
 """The answers that say no: an S3 error as its status, headers and XML."""
 
-from gateway.errors import S3Error
+import structlog
+
+from gateway.errors import (
+    InternalError,
+    S3Error,
+    ServiceUnavailable,
+    TierUnavailable,
+    VersionChanged,
+)
 from gateway.s3 import render
 from gateway.s3.answer import Answer, xml_answer
 from gateway.s3.record import Record, Recorder
+
+log = structlog.get_logger()
 
 
 class Refusals:
@@ -28,3 +38,31 @@ class Refusals:
         answer = self._recorder.sign_off(self.answer(failure, record, "/"), record)
         self._recorder.tell(record, remote=remote, received_bytes=0, sent_bytes=len(answer.body))
         return answer
+
+
+def s3_error(error: Exception) -> S3Error:
+    """The S3 error that stands for whatever was raised."""
+    match error:
+        case S3Error():
+            return error
+        case TierUnavailable():
+            return ServiceUnavailable(headers={"retry-after": str(error.retry_after_seconds)})
+        case VersionChanged():
+            # It was replaced again and again while we looked; the next try may find it at rest.
+            return ServiceUnavailable(headers={"retry-after": "1"})
+        case _:
+            return InternalError()
+
+
+def tell_failure(error: Exception, **told: str) -> None:
+    """Logs an error that is ours or an origin's. `told`: what the line says of the request."""
+    match error:
+        case S3Error():
+            if error.status >= 500 and error.status != 501:
+                log.warning("request failed", **told, reason=str(error))
+        case TierUnavailable():
+            log.warning("tier unavailable", **told, reason=str(error))
+        case VersionChanged():
+            pass
+        case _:
+            log.error("internal error", **told, exc_info=error)

@@ -86,7 +86,7 @@ _NUMEROUS = {
 # Parameters of writes that may come without a value and yet ask for nothing else.
 _VALUELESS = {
     "PUT": frozenset(("partNumber", "uploadId")),
-    "POST": frozenset(("delete", "restore", "select", "uploadId", "uploads")),
+    "POST": frozenset(("delete", "feedrack-batch", "restore", "select", "uploadId", "uploads")),
     "DELETE": frozenset(("uploadId", "versionId")),
 }
 _UNKNOWN = "Unknown"
@@ -170,6 +170,9 @@ def _bucket(method: str, query: dict[str, str]) -> str:
             return "DeleteBucket"
         case "POST" if "delete" in query:
             return "DeleteObjects"
+        case "POST" if "feedrack-batch" in query:
+            # Ours, not AWS's: docs/batch.md.
+            return "GetObjects"
         case _:
             return "PostObject"
 

@@ -134,6 +134,10 @@ async def _send(wire: Wire, head: bytes, piece: Piece, *, chunked: bool) -> int:
         await wire.send_region(head, piece)
         return piece.size_bytes
     size_bytes = len(piece)
+    if not size_bytes:
+        # As a chunk it would be the last one.
+        wire.write(head)
+        return 0
     _write(wire, head + b"%x\r\n" % size_bytes if chunked else head, piece)
     if chunked:
         wire.write(b"\r\n")

@@ -81,6 +81,18 @@ class HeldReads:
             return None
         return ReadAnswer(info, chosen, partial=partial, tier=tier or "disk", source=source)
 
+    def holds(self, bucket: Bucket, key: str, *, wanted: RangeSpec | None = None) -> bool:
+        """Whether `get` would answer, as far as that is known without opening anything.
+        InvalidRange."""
+        known = self._believed(bucket, bucket.ref(key))
+        if known is None:
+            return False
+        chosen, _ = choose(known.info, wanted, None)
+        number = chosen.start // self._chunk_size_bytes
+        return not chosen.size_bytes or self._holds(
+            span(known.version, number, self._chunk_size_bytes)
+        )
+
     def head(
         self,
         bucket: Bucket,

@@ -5,10 +5,39 @@ or below; everything HTTP means happens above.
     writes.py    PutObject, CopyObject, DeleteObject(s)
     uploads.py   multipart
     listings.py  buckets, listings, tags, relays
+    batch.py     many objects in one answer
 """
 
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from gateway.store.batch import BatchReads, WantedObject
+from gateway.store.buckets import Bucket
+from gateway.store.lanes import Budget
 from gateway.store.listings import Listings
+
+# What all batches together may have on its way before its turn, and so in memory if their clients
+# are slow. Fewer objects than an origin has connections, so that other readers find some.
+_AHEAD_OBJECTS = 96
+_AHEAD_BYTES = 128 * 1024**2
 
 
 class ObjectService(Listings):
     """All of S3 that this node serves. Built in `gateway.app`; closed after the last request."""
+
+    def __init__(self, **collaborators: Any) -> None:
+        super().__init__(**collaborators)
+        self._ahead = Budget(fills=_AHEAD_OBJECTS, size_bytes=_AHEAD_BYTES)
+
+    def batch(
+        self, bucket: Bucket, wanted: Sequence[WantedObject], *, admit: Callable[[str], None]
+    ) -> BatchReads:
+        """The objects `wanted`, in that order. `admit` raises what speaks against a key."""
+        return BatchReads(
+            self,
+            bucket,
+            wanted,
+            admit=admit,
+            budget=self._ahead,
+            chunk_size_bytes=self._cache.chunk_size,
+        )

@@ -47,6 +47,7 @@ class Running:
         headers: Mapping[str, str] | None = None,
         body: bytes = b"",
         *,
+        access_key: str = ACCESS_KEY,
         secret: str = SECRET_KEY,
         length: int | None = None,
         host: str | None = None,
@@ -58,7 +59,7 @@ class Running:
         for name, value in (headers or {}).items():
             request.headers[name] = value
         request.headers["x-amz-content-sha256"] = "UNSIGNED-PAYLOAD"
-        S3SigV4Auth(Credentials(ACCESS_KEY, secret), "s3", "us-east-1").add_auth(request)
+        S3SigV4Auth(Credentials(access_key, secret), "s3", "us-east-1").add_auth(request)
         lines = [f"{name}: {value}" for name, value in request.headers.items()]
         lines.append(f"Host: {host}")
         if body or length is not None or method in ("PUT", "POST"):

@@ -55,6 +55,8 @@ def named(method: str, target: str, **headers: str) -> str:
         ("GET", "/b?metrics", "ListBucketMetricsConfigurations"),
         ("GET", "/b?metrics&id=m", "GetBucketMetricsConfiguration"),
         ("POST", "/b?delete", "DeleteObjects"),
+        ("POST", "/b?feedrack-batch", "GetObjects"),
+        ("POST", "/b?feedrack-batch=", "GetObjects"),
         ("POST", "/b", "PostObject"),
         ("GET", "/b/k", "GetObject"),
         ("GET", "/b/k?partNumber=3", "GetObject"),

@@ -1,0 +1,157 @@
+"""GetObjects: many objects of a bucket in one answer, in the order asked. See docs/batch.md."""
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator
+
+from gateway.auth.policy import authorise
+from gateway.errors import NoSuchBucket
+from gateway.errors import NotImplemented as NotImplementedS3
+from gateway.s3.answer import Answer, Piece
+from gateway.s3.batch_framing import Frames, Framing
+from gateway.s3.batch_request import DOCUMENT_BYTES, BatchRequest, parse_batch
+from gateway.s3.batch_tar import Tar
+from gateway.s3.call import Call
+from gateway.s3.headers import has_customer_key
+from gateway.s3.refusals import s3_error, tell_failure
+from gateway.store.batch import BatchReads
+from gateway.store.reading import ReadAnswer
+from gateway.tiers.protocol import FileRegion
+
+# Small objects are gathered until there is this much to write, or there are this many: then it is
+# the turn of other requests.
+_BLOCK_BYTES = 256 * 1024
+_BLOCK_OBJECTS = 128
+
+
+async def get_objects(call: Call) -> Answer:
+    """The objects that the body asks for, as tar or frames."""
+    if has_customer_key(call.head):
+        raise NotImplementedS3("Objects under a customer's key are to be had one by one.")
+    bucket = call.bucket
+    document, _ = await call.document(limit_bytes=DOCUMENT_BYTES)
+    batch = parse_batch(document)
+    del document
+
+    def admit(key: str) -> None:
+        authorise(call.identity, "GetObject", bucket.name, key, public_read=bucket.public_read)
+
+    reads = call.service.batch(bucket, batch.objects, admit=admit)
+    stream = BatchStream(reads, batch, bucket.name)
+    try:
+        await stream.begin()
+    except BaseException:
+        await stream.close()
+        raise
+    return Answer(
+        headers={"content-type": stream.content_type},
+        stream=stream,
+        tier=stream.tier,
+        served=stream.served,
+    )
+
+
+class BatchStream:
+    """A batch's objects as they go out. `tier` is where the first byte of an object came from, as
+    far as the first block has one; `served` counts their bytes by tier."""
+
+    def __init__(self, reads: BatchReads, batch: BatchRequest, bucket: str) -> None:
+        self._reads = reads
+        self._batch = batch
+        self._bucket = bucket
+        self._framing: Framing = Frames() if batch.format == "frames" else Tar()
+        self.content_type = self._framing.content_type
+        self.tier: str | None = None
+        self.served: dict[str, int] = {}
+        self._failed = 0
+        self._told = False
+        self._blocks = self._run()
+        self._first: Piece | None = None
+
+    async def begin(self) -> None:
+        """Waits for the first block. What goes wrong until then is an answer of its own: with
+        `strict`, whatever an object answers; NoSuchBucket in any case."""
+        self._first = await anext(self._blocks, None)
+
+    async def pieces(self, *, files: bool) -> AsyncIterator[Piece]:  # noqa: ARG002 - framed
+        """As `Stream.pieces`."""
+        first, self._first = self._first, None
+        if first is not None:
+            yield first
+        async for block in self._blocks:
+            yield block
+
+    async def close(self) -> None:
+        """Ends what is still being read."""
+        await self._blocks.aclose()
+        await self._reads.close()
+
+    async def _run(self) -> AsyncGenerator[Piece, None]:
+        reads, framing = self._reads, self._framing
+        gathered: list[bytes | bytearray | memoryview] = []
+        size_bytes = objects = 0
+        for position, wanted in enumerate(self._batch.objects):
+            taken = reads.take_now()
+            if taken is None:
+                if gathered:
+                    yield b"".join(gathered)
+                    gathered.clear()
+                    size_bytes = objects = 0
+                taken = await reads.take()
+            if isinstance(taken, Exception):
+                gathered.append(self._failure(position, wanted.key, taken))
+                objects += 1
+            else:
+                asked = taken.range
+                length_bytes = asked.stop - asked.start
+                gathered.append(
+                    framing.opening(position, wanted.key, taken.info, asked, partial=taken.partial)
+                )
+                if self.tier is None and length_bytes:
+                    self.tier = taken.tier
+                whole = taken.whole
+                if whole is None:
+                    try:
+                        yield b"".join(gathered)
+                        gathered.clear()
+                        size_bytes = objects = 0
+                        # What ends it early ends the whole answer: its length has been told.
+                        async for block in taken.blocks():
+                            yield block
+                            await asyncio.sleep(0)
+                    finally:
+                        self._count(taken)
+                        await taken.close()
+                else:
+                    assert not isinstance(whole, FileRegion)  # noqa: S101 - none was allowed
+                    gathered.append(whole)
+                    self._count(taken)
+                    size_bytes += length_bytes
+                closing = framing.closing(length_bytes)
+                if closing:
+                    gathered.append(closing)
+                objects += 1
+            if size_bytes >= _BLOCK_BYTES or objects == _BLOCK_OBJECTS:
+                yield b"".join(gathered)
+                gathered.clear()
+                size_bytes = objects = 0
+                # A client that takes all at once would leave nobody else a turn.
+                await asyncio.sleep(0)
+        gathered.append(framing.end(objects=len(self._batch.objects), failed=self._failed))
+        yield b"".join(gathered)
+
+    def _count(self, answer: ReadAnswer) -> None:
+        for tier, size_bytes in answer.served.items():
+            self.served[tier] = self.served.get(tier, 0) + size_bytes
+
+    def _failure(self, position: int, key: str, error: Exception) -> bytes:
+        """What stands in the place of an object that cannot be had."""
+        failure = s3_error(error)
+        if failure.status >= 500 and not self._told:
+            # Once: what ails one object here most likely ails all of them.
+            self._told = True
+            tell_failure(error, bucket=self._bucket, key=key)
+        if self._batch.strict or isinstance(failure, NoSuchBucket):
+            failure.fields = {**failure.fields, "Key": key}
+            raise failure
+        self._failed += 1
+        return self._framing.failure(position, key, failure)
