@@ -3,12 +3,14 @@
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, Self, overload
+from typing import Any, Self, cast, overload
 
+from feedrack.catalog import Catalog
 from feedrack.endpoint import Access, given_credentials, parse_address
 from feedrack.errors import FeedrackError
 from feedrack.keys import Keys, Order, in_order
 from feedrack.listing import object_keys
+from feedrack.near import Near
 from feedrack.reading import Outcome, Reader
 
 
@@ -26,12 +28,14 @@ def open_dataset(
     timeout_seconds: float = 60.0,
     attempts: int = 6,
     connections: int = 8,
+    short_circuit: bool = True,
 ) -> "Dataset":
     """Opens `s3://bucket/prefix`, and lists it once.
 
     Keys, region and endpoint are found as every S3 tool finds them: arguments, `AWS_*` variables,
     profile files. `connections`: how many objects are asked for at once where the endpoint knows no
-    batch requests. Raises the errors of `feedrack.errors`."""
+    batch requests. `short_circuit`: map shards of packs that a gateway on this machine hands over.
+    Raises the errors of `feedrack.errors`."""
     given = given_credentials(access_key, secret_key, session_token)
     access = Access(
         endpoint_url,
@@ -43,10 +47,15 @@ def open_dataset(
         timeout_seconds,
         attempts,
         connections,
+        short_circuit,
     )
     bucket, prefix = parse_address(url)
     reader = Reader(bucket, access)
-    return Dataset(bucket, prefix, Keys(object_keys(reader.client, prefix)), access, reader)
+    dataset = Dataset(bucket, prefix, Keys(object_keys(reader.client, prefix)), access, reader)
+    if dataset.near is not None:
+        # Here, so that workers that are forked share what is mapped and known.
+        dataset.near.ask()
+    return dataset
 
 
 class Dataset:
@@ -56,19 +65,29 @@ class Dataset:
     each process opens its own connections. A pickle holds the secret only where one was given."""
 
     def __init__(
-        self, bucket: str, prefix: str, keys: Keys, access: Access, reader: Reader | None = None
+        self,
+        bucket: str,
+        prefix: str,
+        keys: Keys,
+        access: Access,
+        reader: Reader | None = None,
+        catalog: Catalog | None = None,
     ) -> None:
         self.bucket = bucket
         self.prefix = prefix
         self.keys = keys
         self._access = access
         self._reader = reader or Reader(bucket, access)
+        self.near: Near | None = None
+        if access.short_circuit:
+            self.near = Near(self._reader.client, keys, prefix, catalog)
 
     def __repr__(self) -> str:
         return f"<feedrack dataset s3://{self.bucket}/{self.prefix}, {len(self)} objects>"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Dataset, (self.bucket, self.prefix, self.keys, self._access)
+        catalog = self.near.catalog if self.near is not None else None
+        return Dataset, (self.bucket, self.prefix, self.keys, self._access, None, catalog)
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -83,6 +102,9 @@ class Dataset:
         """One object, by position or key (any key of the bucket); a slice is one batch."""
         if isinstance(which, slice):
             return self.read_batch(range(*which.indices(len(self))))
+        here = self._here([which])
+        if here is not None and here[0] is not None:
+            return here[0]
         return self._reader.read(self._key(which))
 
     def __iter__(self) -> Iterator[bytes]:
@@ -96,8 +118,11 @@ class Dataset:
         """Objects by position or key, in the order asked, in one request where a gateway answers.
 
         Raises the first error among them, MissingObject for one that is not there."""
+        here = self._here(which)
+        if here is not None and None not in here:
+            return cast("list[bytes]", here)
         found: list[bytes] = []
-        for outcome in self.read_each(which):
+        for outcome in self._filled(which, here):
             if isinstance(outcome, FeedrackError):
                 raise outcome
             found.append(outcome)
@@ -107,7 +132,22 @@ class Dataset:
         self, which: Sequence[int | str] | Sequence[int] | Sequence[str]
     ) -> list[Outcome]:
         """As read_batch, with an object's error in its place instead of raising it."""
-        return self._reader.read_each([self._key(one) for one in which])
+        return self._filled(which, self._here(which))
+
+    def _filled(
+        self,
+        which: Sequence[int | str] | Sequence[int] | Sequence[str],
+        here: list[bytes | None] | None,
+    ) -> list[Outcome]:
+        """What is here, with what is not asked for."""
+        if here is None:
+            return self._reader.read_each([self._key(one) for one in which])
+        away = [number for number, data in enumerate(here) if data is None]
+        asked = self._reader.read_each([self._key(which[number]) for number in away])
+        found: list[Outcome | None] = [*here]
+        for number, outcome in zip(away, asked, strict=True):
+            found[number] = outcome
+        return [outcome for outcome in found if outcome is not None]
 
     def items(
         self, order: Order = "lexical", *, batch_size: int = 256, ahead: int = 2
@@ -154,6 +194,20 @@ class Dataset:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _here(
+        self, which: Sequence[int | str] | Sequence[int] | Sequence[str]
+    ) -> list[bytes | None] | None:
+        """What is mapped of it, None in the place of the rest; None where nothing is."""
+        if self.near is None:
+            return None
+        try:
+            return self.near.read(cast("Sequence[int]", which))
+        except TypeError:
+            return self.near.read([self._position(one) for one in which])
+
+    def _position(self, which: int | str) -> int | None:
+        return self.keys.find(which) if isinstance(which, str) else which
 
     def _key(self, which: int | str) -> str:
         return which if isinstance(which, str) else self.keys[which]

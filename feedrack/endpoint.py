@@ -45,6 +45,7 @@ class Access(NamedTuple):
     timeout_seconds: float = 60.0
     attempts: int = 6
     connections: int = 8
+    short_circuit: bool = True
 
 
 def given_credentials(

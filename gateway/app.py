@@ -32,6 +32,7 @@ from gateway.tiers.disk import DiskTier
 from gateway.tiers.origin_directory import DirectoryOrigin
 from gateway.tiers.origin_s3 import S3Origin
 from gateway.tiers.packed.files import IndexFiles
+from gateway.tiers.packed.handing import Handing
 from gateway.tiers.packed.origin import PackedOrigin
 from gateway.tiers.protocol import Origin
 
@@ -58,16 +59,17 @@ class Parts:
         self.metrics = Metrics()
         self.disk = DiskTier(config.cache, self.metrics, on_index=on_index)
         self.indexes = IndexFiles(config.cache.path / "packs", self.disk.take_beside)
-        self.origins = {
-            name: PackedOrigin(
+        self.origins: dict[str, PackedOrigin] = {}
+        self.handing = Handing(config.node.id, self.disk, self.origins)
+        for name in config.origins:
+            self.origins[name] = PackedOrigin(
                 _origin(config, name, self.metrics),
                 self.indexes,
                 node=config.node.id,
                 limit_bytes=config.cache.capacity // _LARGEST_SHARD,
                 now=time.monotonic,
+                settled=self.handing.settled,
             )
-            for name in config.origins
-        }
         self.filler = Filler(
             self.disk, self.metrics, small_object_limit_bytes=config.cache.small_object_limit
         )
@@ -77,6 +79,7 @@ class Parts:
             filler=self.filler,
             versions=VersionTable(now=time.monotonic, observer=observer),
             cache=config.cache,
+            handing=self.handing,
         )
         self.authenticator = authenticator_of(config)
 
@@ -121,9 +124,11 @@ class Parts:
             await origin.start()
         await self.disk.start()
         await self.indexes.start()
+        await self.handing.start()
 
     async def stop(self) -> None:
         """Call when nothing is in flight any more."""
+        await self.handing.close()
         await self.service.close()
         await self.disk.close()
         for origin in self.origins.values():

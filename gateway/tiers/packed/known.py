@@ -15,6 +15,7 @@ A new generation is brought in behind the answers that the one before still give
 """
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 import structlog
@@ -113,6 +114,8 @@ class Pack:
         self.turn = asyncio.Lock()
         self.manifests = Latest(self._look_at_manifests, now)
         self.log = Latest(self._look_at_log, now)
+        # Told of every change to `view` in the call that makes it.
+        self.watchers: list[Callable[[], None]] = []
 
     @property
     def prefix(self) -> str:
@@ -154,6 +157,7 @@ class Pack:
             self.view.add(sequence, batch)
         else:
             self.overrides.add(sequence, batch)
+        self._changed()
 
     async def open(self) -> None:
         """Brings in the pack that was found. Raises what reading it does."""
@@ -167,8 +171,17 @@ class Pack:
             self._switching.cancel()
             await asyncio.gather(self._switching, return_exceptions=True)
         self.view = None
+        self._changed()
         if self._opened is not None:
             await self._files.close(self._opened, forget=False)
+
+    def index_descriptor(self) -> int | None:
+        """The file of the index in use, opened; None where there is none. OSError."""
+        return None if self._opened is None else os.open(self._opened.path, os.O_RDONLY)
+
+    def _changed(self) -> None:
+        for told in self.watchers:
+            told()
 
     async def read_log(self, overrides: Overrides) -> list[tuple[int, OverrideBatch]]:
         """The records of the log beyond those in `overrides`."""
@@ -248,6 +261,7 @@ class Pack:
                 self.view = PackView(
                     self._origin.name, self._bucket, manifest, opened.index, overrides
                 )
+            self._changed()
         log.info(
             "pack in use",
             bucket=self._bucket,
