@@ -7,7 +7,6 @@ few seconds whether the disk is well again, and goes on by itself.
 
 import asyncio
 import errno
-import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -34,7 +33,7 @@ from gateway.index.records import (
 from gateway.model.objects import ObjectInfo, ObjectRef, Span
 from gateway.telemetry.metrics import Metrics
 from gateway.tiers.folder import Folder
-from gateway.tiers.health import Health, Reason, reason_of
+from gateway.tiers.health import Health, Reason, reason_at
 from gateway.tiers.holding import Found, Holding, Sizes, recover
 from gateway.tiers.landing import Landing, land
 from gateway.tiers.notes import Notes
@@ -332,7 +331,8 @@ class DiskTier:
             if isinstance(error, ConfigError) and not blind:
                 raise
             self._health.failed(
-                reason_of(error) if isinstance(error, OSError) else "io-error", str(error)
+                reason_at(error, self._config.path) if isinstance(error, OSError) else "io-error",
+                str(error),
             )
             return
         self._health.recovered()
@@ -389,20 +389,8 @@ class DiskTier:
             self._lost = str(error)
             self._health.failed("io-error", str(error))
         else:
-            self._health.failed(self._reason(error), str(error))
+            self._health.failed(reason_at(error, self._config.path), str(error))
         self._look_now.set()
-
-    def _reason(self, error: OSError) -> Reason:
-        reason = reason_of(error)
-        if reason == "io-error":
-            # LMDB calls a write that a full disk cut short an I/O error.
-            try:
-                left = os.statvfs(self._config.path)
-            except OSError as worse:
-                return reason_of(worse)
-            if left.f_bavail * left.f_frsize < 1024**2:
-                return "full"
-        return reason
 
     async def _look(self) -> None:
         """Watches over the disk for as long as the tier is open."""
@@ -451,7 +439,7 @@ class DiskTier:
             await self._threads.write(holding.folder.beat)
             await holding.index.clear_dead_readers()
         except OSError as error:
-            self._health.failed(self._reason(error), str(error))
+            self._health.failed(reason_at(error, self._config.path), str(error))
             return
         if self._health.reason is not None and await holding.index.flush():
             self._health.recovered()

@@ -1,6 +1,8 @@
 """Whether the cache disk takes anything in: what went wrong, said once, loudly, and counted."""
 
 import errno
+import os
+from pathlib import Path
 from typing import Literal
 
 import structlog
@@ -31,6 +33,20 @@ def reason_of(error: OSError) -> Reason:
     if error.errno in _READ_ONLY:
         return "read-only"
     return "missing" if error.errno in _MISSING else "io-error"
+
+
+def reason_at(error: OSError, path: Path) -> Reason:
+    """As `reason_of`, of an error that LMDB may have given for a file under `path`: it calls a
+    write that a full disk cut short an I/O error."""
+    reason = reason_of(error)
+    if reason == "io-error":
+        try:
+            left = os.statvfs(path)
+        except OSError as worse:
+            return reason_of(worse)
+        if left.f_bavail * left.f_frsize < 1024**2:
+            return "full"
+    return reason
 
 
 class Health:

@@ -130,7 +130,7 @@ class World:
             await doing()  # type: ignore[misc]
             return
         crash_at = self.chance.randrange(60) if self.chance.random() < 0.4 else 10**9
-        self.disturbed = Disturbed(self.store, self._disturb, crash_at)  # type: ignore[arg-type]
+        self.disturbed = Disturbed(self.store, self._disturb, crash_at)
         packer: Callable[[], object] = doing
         with suppress(Crashed, WouldLose, PackRefused):
             await asyncio.to_thread(packer)
@@ -150,7 +150,8 @@ class World:
             jobs=1,
             resume=False,
             settle_seconds=0.0,
-            keep_seconds=self.chance.choice([0.0, 1e9]),
+            # Folded records stay for a day; that nobody writes meanwhile is as good.
+            keep_seconds=self.chance.choice([0.0, 1e9]) if not self.rate else 1e9,
         )
         pack(self.disturbed, options, Silent())  # type: ignore[arg-type]
 

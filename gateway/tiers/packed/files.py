@@ -102,7 +102,8 @@ class IndexFiles:
         coming = folder / f"{file.sha256}.{os.getpid()}.coming"
         path = folder / f"{file.sha256}.lmdb"
         try:
-            with await asyncio.to_thread(coming.open, "wb") as target:
+            # Not in a thread: a file that is opened behind a cancelled wait is nobody's to close.
+            with _new(coming) as target:
                 await _receive(origin, ref, file, target)
             await asyncio.to_thread(coming.replace, path)
         except BaseException:
@@ -133,6 +134,10 @@ async def _receive(origin: Origin, ref: ObjectRef, file: IndexFile, target: Bina
         await opened.close()
     if (received_bytes, digest.hexdigest()) != (file.size_bytes, file.sha256):
         raise TierUnavailable(f"{ref.key} is not the index its manifest names")
+
+
+def _new(path: Path) -> BinaryIO:
+    return path.open("wb")
 
 
 def _take(target: BinaryIO, hashed: Callable[[bytes], None], block: bytes) -> None:

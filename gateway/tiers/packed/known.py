@@ -103,11 +103,13 @@ class Pack:
         self._origin = origin
         self._bucket = bucket
         self._files = files
+        self._now = now
         self._opened: OpenIndex | None = None
         self._switching: asyncio.Task[None] | None = None
         self.place = Place(manifest.prefix)
-        # The manifest in use, and the highest there is: they differ while an index is on its way.
+        # The manifest in use, and the highest known: they differ while an index is on its way.
         self.manifest = manifest
+        self.highest = manifest
         self.view: PackView | None = None
         self.overrides = Overrides(manifest.overrides_through)
         # Whoever takes records into the log's picture, be they read or appended.
@@ -124,7 +126,7 @@ class Pack:
     @property
     def takes_overrides(self) -> bool:
         """Whether writes under the prefix are to be logged."""
-        return self.manifest.state != "dropped"
+        return self.highest.state != "dropped"
 
     @property
     def confirmed_at(self) -> float:
@@ -161,7 +163,7 @@ class Pack:
 
     async def open(self) -> None:
         """Brings in the pack that was found. Raises what reading it does."""
-        self._begin_switch(self.manifest)
+        self._begin_switch()
         await self.switched()
 
     async def close(self) -> None:
@@ -203,30 +205,41 @@ class Pack:
 
     async def _look_at_manifests(self) -> None:
         manifest = await highest(self._origin, self._bucket, self.place.manifests)
-        if manifest is None or manifest.generation <= self.manifest.generation:
+        if manifest is None or manifest.generation <= self.highest.generation:
             return
         if manifest.prefix != self.prefix:
             raise TierUnavailable(f"{self.place.root} holds a pack of another prefix")
+        self.highest = manifest
         if self._switching is None:
-            self._begin_switch(manifest)
+            self._begin_switch()
         if manifest.state != "whole":
             await self.switched()
 
     async def _look_at_log(self) -> None:
-        if not self.takes_overrides:
+        if self.manifest.state == "dropped":
             return
         async with self.turn:
-            overrides = self.overrides
             try:
-                for sequence, batch in await self.read_log(overrides):
+                for sequence, batch in await self.read_log(self.overrides):
                     self.take(sequence, batch)
             except OverrideError as error:
-                raise TierUnavailable(f"the log of {self.prefix!r}: {error}") from error
+                gap = error
+            else:
+                return
+        # What is missing was folded into a pack that this node does not know yet.
+        before = self.manifest
+        await self.manifests.since(self._now())
+        await self.switched()
+        if self.manifest is before:
+            raise TierUnavailable(f"the log of {self.prefix!r}: {gap}") from gap
 
-    def _begin_switch(self, manifest: Manifest) -> None:
+    def _begin_switch(self) -> None:
         async def switch() -> None:
             try:
-                await self._switch(manifest)
+                manifest = None
+                while manifest is not self.highest:
+                    manifest = self.highest
+                    await self._switch(manifest)
             finally:
                 self._switching = None
 
@@ -324,6 +337,9 @@ class BucketPacks:
             if pack is not None:
                 await pack.manifests.since(moment)
                 if pack.takes_overrides:
+                    if pack.manifest.state == "dropped":
+                        # Where the log goes on is not known yet.
+                        await pack.switched()
                     return pack
         return None
 

@@ -127,25 +127,29 @@ class OverrideLog:
         pack = self._pack
         batch = OverrideBatch(node=self._node, records=tuple(records))
         body = encode_overrides(batch)
-        async with pack.turn:
-            while True:
-                through = pack.view.overrides.through if pack.view else pack.overrides.through
-                sequence = through + 1
+        while True:
+            async with pack.turn:
+                sequence = pack.overrides.through + 1
                 ref = pack.ref(pack.place.override(sequence))
                 try:
                     await self._origin.put(ref, BytesBody(body), _JSON, _ABSENT)
                 except ConditionalRequestConflict:
                     # AWS: another write of that name is under way. It will be there, or fail.
                     await asyncio.sleep(_CONFLICT_SECONDS)
+                    continue
                 except PreconditionFailed:
                     # Another node was there, or we were, and did not hear of it.
                     there = await read_whole(self._origin, ref)
                     self._take_in(sequence, decode_overrides(there))
-                    if there == body:
-                        return
+                    if there != body:
+                        continue
                 else:
                     self._take_in(sequence, batch)
+                if sequence > pack.highest.overrides_through:
                     return
+            # The number is of a record that was folded in and cleaned away: the pack that did it
+            # would not look at ours.
+            await pack.switched()
 
     def _take_in(self, sequence: int, batch: OverrideBatch) -> None:
         try:

@@ -67,7 +67,7 @@ class PackedReading(PacksHolder):
     # What an origin answers
     async def head(self, ref: ObjectRef, *, checksums: bool = False) -> ObjectInfo:
         begun = self._now()
-        packed = await self._asked(ref, begun)
+        packed = await self._first_asked(ref, begun)
         if packed is not None:
             return packed.info
         try:
@@ -98,7 +98,10 @@ class PackedReading(PacksHolder):
             return await self._open_own(ref, wanted)
         begun = self._now()
         # A version that the caller knows may be looked for without asking what is current.
-        packed = self._packed(ref) if if_match is not None else await self._asked(ref, begun)
+        if if_match is not None:
+            packed = self._packed(ref)
+        else:
+            packed = await self._first_asked(ref, begun)
         if packed is None:
             try:
                 return await self._origin.open(ref, wanted=wanted, if_match=if_match)
@@ -115,7 +118,7 @@ class PackedReading(PacksHolder):
 
     async def get_tags(self, ref: ObjectRef) -> Tags:
         begun = self._now()
-        packed = await self._asked(ref, begun)
+        packed = await self._first_asked(ref, begun)
         if packed is not None:
             return packed.tags
         try:
@@ -137,6 +140,13 @@ class PackedReading(PacksHolder):
             return None
         await pack.confirm(moment)
         return self._packed(ref)
+
+    async def _first_asked(self, ref: ObjectRef, moment: float) -> PackedObject | None:
+        """As `_asked`; where the packs cannot be looked at, the object itself may still be had."""
+        try:
+            return await self._asked(ref, moment)
+        except TierUnavailable:
+            return None
 
     async def _after_all(self, ref: ObjectRef, moment: float) -> PackedObject:
         """A key that the origin does not have: its original may have been deleted for being in a
