@@ -81,8 +81,8 @@ class Policy:
 
 
 def allows_all(rules: Sequence[Rule], operation: str, bucket: str, prefix: str) -> bool:
-    """Whether the rules let `operation` be done on every key that begins with `prefix`. It may say no
-    where only several rules together do."""
+    """Whether the rules let `operation` be done on every key that begins with `prefix`. It may say
+    no where only several rules together do."""
     names = (operation, *_FOLLOWS.get(operation, ()))
     where = f"{bucket}/{prefix}"
     allowed = False

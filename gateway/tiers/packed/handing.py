@@ -57,13 +57,14 @@ class _Leased:
         self.page = WrittenPage()
         self.name = secrets.token_hex(16)
         self.asked_at = 0.0
-        pack.watchers.append(self.tell)
+        pack.changed.append(self.tell)
         self.tell()
 
     def tell(self) -> None:
         """Tells readers what is in use now, before anybody else is told."""
         view = self.pack.view
-        if view is None:
+        if view is None or not self.pack.takes_overrides:
+            # Writes of its keys are not logged any more, so nothing would tell of them.
             self.page.tell(0, 0)
         else:
             self.page.tell(view.manifest.generation, view.overrides.through)
@@ -71,7 +72,7 @@ class _Leased:
     def renew(self, now: float) -> None:
         """Lets readers believe for another while, where reads here would."""
         pack = self.pack
-        if pack.view is None or now - self.asked_at > _UNASKED_SECONDS:
+        if pack.view is None or not pack.takes_overrides or now - self.asked_at > _UNASKED_SECONDS:
             return
         until = now + LEASE_SECONDS
         if self.freshness_seconds is not None:
@@ -83,7 +84,7 @@ class _Leased:
 
     def close(self) -> None:
         with suppress(ValueError):
-            self.pack.watchers.remove(self.tell)
+            self.pack.changed.remove(self.tell)
         self.page.close()
 
 
@@ -260,7 +261,9 @@ class Handing:
             if view is None or view.manifest.index is None:
                 continue
             if name == view.manifest.index.sha256:
-                await self._send_file(client, name, leased.pack.index_descriptor())
+                opened = leased.pack.opened
+                if opened is not None:
+                    await self._send_file(client, name, os.open(opened.path, os.O_RDONLY))
                 return
             for span in view.shards:
                 if span.version.etag == name:
