@@ -116,6 +116,20 @@ class Client:
             raise refusal(answer, self.endpoint.bucket, key)
         return answer
 
+    def finds_gateway(self) -> bool:
+        """Whether a feedrack gateway answers here; asked by a HeadBucket where no answer has told.
+
+        Unavailable."""
+        if self.is_gateway is None:
+            try:
+                self.ask("HEAD", None)
+            except Unavailable:
+                raise
+            except FeedrackError:
+                # Whatever it answers says who it is.
+                return bool(self.is_gateway)
+        return bool(self.is_gateway)
+
     def patiently(self, once: Callable[[], Answer], what: str) -> Answer:
         """`once`, until it brings an answer that is not a passing trouble's, or too often."""
         attempt = 1

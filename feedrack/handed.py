@@ -12,7 +12,7 @@ from typing import NamedTuple
 import msgspec
 
 from feedrack.client import Client
-from feedrack.errors import FeedrackError
+from feedrack.errors import FeedrackError, Unavailable
 from feedrack.offer import Message, Offer, Wanted
 from feedrack.signing import Query
 
@@ -39,12 +39,14 @@ _message = msgspec.json.Decoder(Message)
 
 
 def ask_offer(client: Client, prefix: str) -> Offer | None:
-    """What the gateway offers; None where it is none, or has nothing to offer."""
-    if client.is_gateway is False:
-        return None
+    """What the gateway offers; None where it is none, or has nothing to offer. Unavailable."""
     query: Query = (("feedrack-packs", ""), ("prefix", prefix))
     try:
+        if not client.finds_gateway():
+            return None
         answer = client.ask("GET", None, query)
+    except Unavailable:
+        raise
     except FeedrackError:
         return None
     try:

@@ -6,7 +6,6 @@ just now is left to the caller, who asks the gateway for it. docs/reader.md says
 never stale.
 """
 
-import contextlib
 import mmap
 import os
 import threading
@@ -15,10 +14,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
 import xxhash
 
 from feedrack.catalog import Catalog, PackName
 from feedrack.client import Client
+from feedrack.errors import Unavailable
 from feedrack.handed import NotHere, ask_offer, fetch
 from feedrack.keys import Keys
 from feedrack.offer import Offer, OfferedPack
@@ -29,7 +30,10 @@ from packer.format import Index, IndexDamaged
 # could not be believed may be again; what is not on this machine may have moved.
 _CONFIRM_SECONDS = 30.0
 _AGAIN_SECONDS = 0.5
+_TROUBLE_SECONDS = 2.0
 _ABSENT_SECONDS = 300.0
+
+_TROUBLE = (OSError, PageLost, IndexDamaged, Unavailable, msgspec.MsgspecError)
 
 _digest = xxhash.xxh3_64_intdigest
 
@@ -128,12 +132,15 @@ class Near:
             if offer is None:
                 self._ask_at = self._now() + _ABSENT_SECONDS
                 return False
-            with contextlib.suppress(OSError, PageLost, IndexDamaged):
-                self._take(offer)
-                self._ask_at = self._now() + _CONFIRM_SECONDS
-                return True
+            self._take(offer)
         except NotHere:
             self._ask_at = self._now() + _ABSENT_SECONDS
+        except _TROUBLE:
+            # Maybe the gateway is just being restarted.
+            self._ask_at = self._now() + _TROUBLE_SECONDS
+        else:
+            self._ask_at = self._now() + _CONFIRM_SECONDS
+            return True
         finally:
             self._asking.release()
         return False

@@ -53,7 +53,7 @@ class Reader:
         """Each object's bytes, or its error in its place, in the order asked.
 
         Raises what is wrong with all of them: AccessRefused of the bucket, Unavailable."""
-        if len(keys) > 1 and self._answers_batches():
+        if len(keys) > 1 and self._batches and self.client.finds_gateway():
             found: list[Outcome] = []
             try:
                 for start in range(0, len(keys), frames.LIMIT):
@@ -70,20 +70,6 @@ class Reader:
         if threads is not None and threads[0] == os.getpid():
             threads[1].shutdown(wait=False, cancel_futures=True)
         self.client.close()
-
-    def _answers_batches(self) -> bool:
-        if self.client.is_gateway is None:
-            # Whatever it answers says who it is.
-            self._look()
-        return self._batches and bool(self.client.is_gateway)
-
-    def _look(self) -> None:
-        try:
-            self.client.ask("HEAD", None)
-        except Unavailable:
-            raise
-        except FeedrackError:
-            return
 
     def _batch(self, keys: Sequence[str], ranges: Sequence[str | None] | None) -> list[Outcome]:
         """The outcomes of one request, and of those after it for what it did not bring.

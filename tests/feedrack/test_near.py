@@ -178,7 +178,9 @@ def test_a_new_pack_is_taken_over(tmp_path_factory: pytest.TempPathFactory) -> N
     node = PackedNode(tmp_path_factory.mktemp("again"), settings)
     try:
         with node.warm() as dataset:
-            node.put_behind(KEYS[9], b"behind" * 1000)
+            # As many as make a shard that is no small object.
+            for key in KEYS[300:]:
+                node.put_behind(key, b"behind" * 1000)
             node.pack()
             assert dataset.near is not None
             near = dataset.near
@@ -188,14 +190,18 @@ def test_a_new_pack_is_taken_over(tmp_path_factory: pytest.TempPathFactory) -> N
                 dataset.read_batch(range(len(KEYS)))
                 near.ask()
                 generations = [pack.generation for pack in catalog.packs] if catalog else []
-                return generations == [3] and (near.read([9]) or [None])[0] is not None
+                return generations == [3] and (near.read([310]) or [None])[0] is not None
 
             settle(taken_over)
-            assert near.read([9, 10]) == [b"behind" * 1000, EVERYTHING[10]]
+            assert near.read([310, 10]) == [b"behind" * 1000, EVERYTHING[10]]
             node.drop()
             settle(lambda: near.read([0]) is None)
             node.put(KEYS[10], b"newer")
-            assert dataset.read_batch([9, 10, 11]) == [b"behind" * 1000, b"newer", EVERYTHING[11]]
+            assert dataset.read_batch([310, 10, 11]) == [
+                b"behind" * 1000,
+                b"newer",
+                EVERYTHING[11],
+            ]
     finally:
         node.close()
 

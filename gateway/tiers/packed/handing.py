@@ -116,7 +116,8 @@ class Handing:
         self._tasks: set[asyncio.Task[None]] = set()
         self._leased: dict[tuple[str, Pack], _Leased] = {}
         self._grants: dict[str, _Grant] = {}
-        self._verified: set[tuple[str, int, int, int, int]] = set()
+        # Files that were held against their hash, and whether they were what they should be.
+        self._verified: dict[tuple[str, int, int, int, int], bool] = {}
         self._begun_at: float | None = None
 
     async def start(self) -> None:
@@ -293,19 +294,22 @@ class Handing:
         status = os.fstat(descriptor)
         sha256 = span.version.etag
         stamp = (sha256, status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
-        if stamp in self._verified:
+        if self._verified.get(stamp):
             return descriptor
+        if stamp in self._verified:
+            os.close(descriptor)
+            return None
         try:
             found = await asyncio.to_thread(_sha256, descriptor)
         except BaseException:
             os.close(descriptor)
             raise
-        if found != sha256:
-            os.close(descriptor)
-            log.error("a shard in the cache is not what its name says", shard=sha256)
-            return None
-        self._verified.add(stamp)
-        return descriptor
+        self._verified[stamp] = found == sha256
+        if found == sha256:
+            return descriptor
+        os.close(descriptor)
+        log.error("a shard in the cache is not what its name says", shard=sha256)
+        return None
 
     def _run(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
