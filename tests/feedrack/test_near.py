@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import msgspec
 import pytest
 
-from feedrack import AccessRefused, MissingObject, Unavailable
+from feedrack import MissingObject, Unavailable
 from feedrack.handed import NotHere, ask_offer, fetch
 from feedrack.offer import Offer
 from tests.feedrack.conftest import Served
@@ -315,57 +315,71 @@ def test_a_socket_of_somebody_else_is_not_believed(kept: PackedNode) -> None:
         list(fetch(offer, [offer.packs[0].page]))
 
 
-@pytest.mark.parametrize(
-    ("rules", "offered"),
-    [
-        ([{"allow": ["*"], "buckets": ["train"]}], True),
-        ([{"allow": ["Get*", "List*"], "buckets": ["train", "train/p/*"]}], True),
-        ([{"allow": ["*"], "buckets": ["train", "train/p/0*"]}], True),
-        (
-            [
-                {"allow": ["List*"], "buckets": ["train"]},
-                {"allow": ["Get*"], "buckets": ["train/p/0*"]},
-            ],
-            False,
-        ),
-        (
-            [
-                {"allow": ["*"], "buckets": ["*"]},
-                {"deny": ["GetObject"], "buckets": ["train/p/39*"]},
-            ],
-            False,
-        ),
-        (
-            [{"allow": ["*"], "buckets": ["*"]}, {"deny": ["GetObject"], "buckets": ["train/q/*"]}],
-            True,
-        ),
-        ([{"allow": ["GetObject", "List*"], "buckets": ["train"]}], False),
-    ],
-)
+READERS: list[tuple[list[dict[str, list[str]]], bool]] = [
+    ([{"allow": ["*"], "buckets": ["train"]}], True),
+    ([{"allow": ["Get*", "List*"], "buckets": ["train", "train/p/*"]}], True),
+    (
+        [
+            {"allow": ["List*"], "buckets": ["train"]},
+            {"allow": ["Get*"], "buckets": ["train/p/0*"]},
+        ],
+        False,
+    ),
+    (
+        [
+            {"allow": ["*"], "buckets": ["*"]},
+            {"deny": ["GetObject"], "buckets": ["train/p/39*"]},
+        ],
+        False,
+    ),
+    (
+        [{"allow": ["*"], "buckets": ["*"]}, {"deny": ["GetObject"], "buckets": ["train/q/*"]}],
+        True,
+    ),
+    ([{"allow": ["GetObject", "List*"], "buckets": ["train"]}], False),
+]
+
+
 def test_only_who_may_read_all_of_a_pack_is_offered_it(
-    rules: list[dict[str, list[str]]],
-    offered: bool,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
     folder = tmp_path_factory.mktemp("limited")
     (folder / "limited").write_text("limited-secret")
-    node = PackedNode(
-        folder,
+    tenants = [
         {
-            "tenants": [
-                {
-                    "name": "limited",
-                    "access_key": "limited",
-                    "secret_key_file": str(folder / "limited"),
-                    "policy": rules,
-                }
-            ]
-        },
-    )
+            "name": f"reader-{number}",
+            "access_key": f"reader-{number}",
+            "secret_key_file": str(folder / "limited"),
+            "policy": rules,
+        }
+        for number, (rules, _) in enumerate(READERS)
+    ]
+    node = PackedNode(folder, {"tenants": tenants})
     try:
-        with node.open(access_key="limited", secret_key="limited-secret") as dataset:
-            assert (ask_offer(dataset._reader.client, "p/") is not None) == offered
-        with pytest.raises(AccessRefused):
-            node.open()
+        for number, (_, offered) in enumerate(READERS):
+            keys = {"access_key": f"reader-{number}", "secret_key": "limited-secret"}
+            with node.open(**keys) as dataset:
+                found = ask_offer(dataset._reader.client, "p/")
+                assert (found is not None) == offered, READERS[number]
+                assert dataset.read_batch([3, 4]) == EVERYTHING[3:5]
     finally:
         node.close()
+
+
+def test_workers_of_a_node_hand_over_what_their_keeper_holds(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    node = PackedNode(tmp_path_factory.mktemp("family"), {"node": {"workers": 2}})
+    try:
+        with node.warm() as dataset:
+            before = node.requests()
+            assert dataset.read_batch(range(len(KEYS))) == EVERYTHING
+            assert node.requests() == before
+            for number in range(10):
+                node.put(KEYS[number], b"new %d" % number)
+                assert dataset[number] == b"new %d" % number
+            settle(lambda: is_near(dataset))
+            assert dataset.read_batch(range(10)) == [b"new %d" % number for number in range(10)]
+    finally:
+        assert node.process.stop() == 0
+        node.s3.close()
