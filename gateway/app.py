@@ -73,20 +73,35 @@ class Parts:
         self.filler = Filler(
             self.disk, self.metrics, small_object_limit_bytes=config.cache.small_object_limit
         )
-        self.service = ObjectService(
-            buckets=BucketTable(config, self.origins, packs=self.origins),
-            disk=self.disk,
-            filler=self.filler,
-            versions=VersionTable(now=time.monotonic, observer=observer),
-            cache=config.cache,
-            handing=self.handing,
-        )
+        versions = VersionTable(now=time.monotonic, observer=observer)
+
+        def service(buckets: BucketTable, handing: Handing | None) -> ObjectService:
+            return ObjectService(
+                buckets=buckets,
+                disk=self.disk,
+                filler=self.filler,
+                versions=versions,
+                cache=config.cache,
+                handing=handing,
+            )
+
+        buckets = BucketTable(config, self.origins, packs=self.origins)
+        self.service = service(buckets, self.handing)
+        # The same tables, so that a write through either is seen by the other at once.
+        past = {name: origin.past_packs for name, origin in self.origins.items()}
+        self.past_packs = service(BucketTable(config, past, past_packs=True), None)
         self.authenticator = authenticator_of(config)
 
     def s3(self, door: Door, **how: Any) -> S3Server:
         """The S3 face, for those who come in by `door`; `how` as `object_server` takes it."""
         return object_server(
-            self.config, self.service, self.authenticator, self.metrics, door=door, **how
+            self.config,
+            self.service,
+            self.authenticator,
+            self.metrics,
+            past_packs=self.past_packs,
+            door=door,
+            **how,
         )
 
     def admin(
@@ -129,6 +144,7 @@ class Parts:
     async def stop(self) -> None:
         """Call when nothing is in flight any more."""
         await self.handing.close()
+        await self.past_packs.close()
         await self.service.close()
         await self.disk.close()
         for origin in self.origins.values():

@@ -21,10 +21,12 @@ class PayloadSigning(Struct, frozen=True):
 
 
 class Identity(Struct, frozen=True):
-    """Who asks (`tenant` None is the anonymous) and how the body is vouched for."""
+    """Who asks (`tenant` None is the anonymous), how the body is vouched for, and the names of the
+    headers that are."""
 
     tenant: Tenant | None
     payload: PayloadSigning
+    signed_headers: frozenset[str] = frozenset()
 
 
 UNSIGNED = PayloadSigning("unsigned")

@@ -8,6 +8,10 @@ A request that does two things in one needs leave for both, as with IAM: with ta
 legal hold in its headers, a write needs PutObjectTagging, PutObjectRetention or PutObjectLegalHold
 as well, and what lifts a governed lock needs BypassGovernanceRetention.
 
+A request that is made past packs (docs/pack-format.md) needs, beside leave for what it does to its
+own key, leave to do the same to `.feedrack/packs/` of the bucket: everything packed can be read and
+lost there, whoever's keys it has. That a bucket is public does not give it.
+
 https://docs.aws.amazon.com/AmazonS3/latest/userguide/using-with-s3-policy-actions.html
 """
 
@@ -15,6 +19,7 @@ from collections.abc import Iterable
 
 from gateway.auth.identity import Identity
 from gateway.errors import AccessDenied
+from gateway.model.reserved import PACKS
 
 _BESIDES = {
     "x-amz-bypass-governance-retention": "BypassGovernanceRetention",
@@ -45,3 +50,9 @@ def authorise(
         raise AccessDenied
     if not tenant.policy.allows(operation, bucket, key):
         raise AccessDenied(f"Tenant {tenant.name} is not allowed {operation} here.")
+
+
+def authorise_past_packs(identity: Identity, operation: str, bucket: str) -> None:
+    """Nothing where `identity` may do `operation` past the packs of the bucket, if it may do it to
+    the key at hand; AccessDenied where not."""
+    authorise(identity, operation, bucket, PACKS, public_read=False)

@@ -74,8 +74,8 @@ class Credential:
         self.moment: Moment | None = None
         # Those that many requests share.
         self._identities = {
-            UNSIGNED_PAYLOAD: Identity(tenant, UNSIGNED),
-            _EMPTY_SHA256: Identity(tenant, PayloadSigning("single", _EMPTY_SHA256)),
+            UNSIGNED_PAYLOAD: self._identity(UNSIGNED),
+            _EMPTY_SHA256: self._identity(PayloadSigning("single", _EMPTY_SHA256)),
         }
 
     def at(self, timestamp: str) -> Moment | None:
@@ -101,7 +101,10 @@ class Credential:
         known = self._identities.get(declared)
         if known is not None:
             return known
-        return Identity(self.tenant, self._payload(declared, timestamp, signature))
+        return self._identity(self._payload(declared, timestamp, signature))
+
+    def _identity(self, payload: PayloadSigning) -> Identity:
+        return Identity(self.tenant, payload, self.signed_headers.covered)
 
     def _payload(self, declared: str, timestamp: str, signature: str) -> PayloadSigning:
         if _SHA256_HEX.fullmatch(declared):

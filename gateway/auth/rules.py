@@ -16,6 +16,7 @@ that other one, in allow and deny alike:
 | CreateMultipartUpload, UploadPart, CompleteMultipartUpload, AbortMultipartUpload | PutObject |
 | CopyObject, UploadPartCopy (of the target; the source needs GetObject) | PutObject |
 | DeleteObjects (to be asked for every key) | DeleteObject |
+| GetObjects (to be asked for every key) | GetObject |
 """
 
 from collections.abc import Iterable, Sequence
@@ -38,6 +39,7 @@ _FOLLOWS = {
     "CopyObject": ("PutObject",),
     "UploadPartCopy": ("PutObject",),
     "DeleteObjects": ("DeleteObject",),
+    "GetObjects": ("GetObject",),
 }
 
 

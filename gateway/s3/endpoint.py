@@ -75,18 +75,20 @@ _HANDLERS: dict[str, Handler] = {
 
 
 class Endpoint:
-    """Answers every S3 request of this node."""
+    """Answers every S3 request of this node: by `service`, or by `past_packs` where it asks so."""
 
     def __init__(
         self,
         config: Config,
         service: ObjectService,
+        past_packs: ObjectService,
         entry: Entry,
         recorder: Recorder,
         metrics: Metrics,
     ) -> None:
         self._config = config.s3
         self._service = service
+        self._past_packs = past_packs
         self._entry = entry
         self._recorder = recorder
         self._refusals = Refusals(recorder)
@@ -131,7 +133,8 @@ class Endpoint:
         if _head_bytes(head) > self._config.limits.header_bytes:
             raise RequestHeaderSectionTooLarge
         request = self._entry.admit(head, record, secure=exchange.secure)
-        call = Call(exchange, request, service=self._service, config=self._config)
+        service = self._past_packs if request.past_packs else self._service
+        call = Call(exchange, request, service=service, config=self._config)
         writes = relay.relayed(call)
         if writes is not None:
             return await relay.relay(call, writes=writes)

@@ -4,15 +4,17 @@ whichever lane a request comes by."""
 from collections.abc import Callable
 
 from gateway.auth.identity import Identity
-from gateway.auth.policy import authorise, needed_besides
+from gateway.auth.policy import authorise, authorise_past_packs, needed_besides
 from gateway.auth.request import RequestHead
 from gateway.auth.sigv4 import Authenticator
+from gateway.auth.sigv4_parse import printable
 from gateway.auth.tenants import load_tenants
 from gateway.config import Config, S3Config
-from gateway.errors import NoSuchBucket
+from gateway.errors import AccessDenied, InvalidArgument, NoSuchBucket
+from gateway.model.reserved import refusal
 from gateway.s3.headers import with_hoisted
 from gateway.s3.operation import Operation
-from gateway.s3.record import Record
+from gateway.s3.record import BYPASS, PACKS_HEADER, Record
 from gateway.s3.route import match
 from gateway.store.buckets import Bucket
 
@@ -25,9 +27,10 @@ _LISTINGS = frozenset(
 
 class Request:
     """What was asked, and by whom. `head` carries the headers that a presigned URL has in its
-    query; `secure`: it came over TLS."""
+    query; `secure`: it came over TLS; `past_packs`: the origin's own objects are meant, packs not
+    looked into."""
 
-    __slots__ = ("_bucket", "_resolve", "head", "identity", "operation", "secure")
+    __slots__ = ("_bucket", "_resolve", "head", "identity", "operation", "past_packs", "secure")
 
     def __init__(
         self,
@@ -37,11 +40,13 @@ class Request:
         resolve: Callable[[str], Bucket],
         *,
         secure: bool,
+        past_packs: bool,
     ) -> None:
         self.head = head
         self.operation = operation
         self.identity = identity
         self.secure = secure
+        self.past_packs = past_packs
         self._resolve = resolve
         self._bucket: Bucket | None = None
 
@@ -63,13 +68,22 @@ class Request:
 
     def authorise(self, operation: str, bucket: str, key: str) -> None:
         """Nothing where the caller may do `operation` there. AccessDenied, before anything is
-        said of what exists."""
+        said of what exists; and what answers for a key that is there past packs only.
+
+        Every key that an operation names comes by here, wherever in the request it stands.
+        """
         try:
             own = bucket == self.operation.bucket
             public_read = (self.bucket if own else self._resolve(bucket)).public_read
         except NoSuchBucket:
             public_read = False
         authorise(self.identity, operation, bucket, key, public_read=public_read)
+        if self.past_packs:
+            authorise_past_packs(self.identity, operation, bucket)
+            return
+        refused = refusal(operation, key)
+        if refused is not None:
+            raise refused
 
 
 class Entry:
@@ -92,8 +106,12 @@ class Entry:
         identity = self._authenticator.authenticate(head)
         if identity.tenant is not None:
             record.tenant = identity.tenant.name
-        request = Request(meant, operation, identity, self._resolve, secure=secure)
+        past_packs = PACKS_HEADER in head.fields and _asks_past_packs(head, identity)
+        request = Request(
+            meant, operation, identity, self._resolve, secure=secure, past_packs=past_packs
+        )
         _authorise(request)
+        record.past_packs = past_packs
         return request
 
 
@@ -106,6 +124,23 @@ def authenticator_of(config: Config) -> Authenticator:
     )
 
 
+def _asks_past_packs(head: RequestHead, identity: Identity) -> bool:
+    """Whether the header says so: AccessDenied where it is not signed, InvalidArgument where it
+    says anything else."""
+    if PACKS_HEADER not in identity.signed_headers:
+        raise AccessDenied(
+            "There were headers present in the request which were not signed",
+            fields={"HeadersNotSigned": PACKS_HEADER},
+        )
+    value = head.fields[PACKS_HEADER]
+    if value != BYPASS:
+        raise InvalidArgument(
+            f"{PACKS_HEADER} can only be {BYPASS}",
+            fields={"ArgumentName": PACKS_HEADER, "ArgumentValue": printable(value)},
+        )
+    return True
+
+
 def _authorise(request: Request) -> None:
     """Asks for the operation itself; a DeleteObjects or GetObjects asks for each of its keys
     later."""
@@ -113,6 +148,8 @@ def _authorise(request: Request) -> None:
     if operation.name == "ListBuckets":
         return
     if operation.name in _BY_KEY and not request.anonymous:
+        if request.past_packs:
+            authorise_past_packs(request.identity, operation.name, operation.bucket)
         return
     if operation.name == "GetObjects":
         # Who is nobody may read what all may, and gets no further elsewhere.

@@ -60,7 +60,9 @@ class HeldEndpoint:
         record = self._recorder.begin()
         try:
             request = self._entry.admit(head, record, secure=secure)
-            if request.operation.name not in _READS or relayed(request) is not None:
+            if request.past_packs or request.operation.name not in _READS:
+                return None
+            if relayed(request) is not None:
                 return None
             found = answer_held(request, self._held, files=files)
         except S3Error:

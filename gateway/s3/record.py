@@ -11,6 +11,10 @@ from gateway.s3.answer import Answer
 from gateway.s3.operation import Operation
 from gateway.telemetry.requests import RequestRecord, RequestReporter
 
+# Of a request: not through packs, please; of its answer: it was not (docs/pack-format.md).
+PACKS_HEADER = "x-feedrack-packs"
+BYPASS = "bypass"
+
 _UNKNOWN = Operation("Unknown")
 
 
@@ -26,6 +30,7 @@ class Record(Struct):
     tier: str | None = None
     served: Mapping[str, int] = {}
     broken: str | None = None
+    past_packs: bool = False
 
 
 class Recorder:
@@ -53,6 +58,8 @@ class Recorder:
         }
         if answer.tier is not None:
             headers["x-feedrack-tier"] = answer.tier
+        if record.past_packs:
+            headers[PACKS_HEADER] = BYPASS
         answer.headers = headers
         return answer
 

@@ -77,6 +77,8 @@ _CLIENT_ONLY = _HOP_BY_HOP | {
 }
 _ORIGIN_ONLY = _HOP_BY_HOP | {"content-length", "date", "server", "x-amz-id-2", "x-amz-request-id"}
 _SIGNATURE_PREFIX = "x-amz-"
+# What is said to this gateway is not said to a service behind it.
+_OURS_PREFIX = "x-feedrack-"
 _WITHOUT_BODY = frozenset(("GET", "HEAD", "DELETE"))
 
 
@@ -161,7 +163,7 @@ def _lifts_lock(head: RequestHead) -> bool:
 def _headers(head: RequestHead) -> dict[str, str]:
     headers: dict[str, str] = {}
     for name, value in head.headers:
-        if name not in _CLIENT_ONLY:
+        if name not in _CLIENT_ONLY and not name.startswith(_OURS_PREFIX):
             headers.setdefault(name, value)
     encoding = without_aws_chunked(headers.pop("content-encoding", ""))
     if encoding:

@@ -170,15 +170,16 @@ def object_server(
     authenticator: Authenticator,
     metrics: Metrics,
     *,
+    past_packs: ObjectService,
     door: Door,
     limits: LimitsConfig | None = None,
     **kind: Any,
 ) -> S3Server:
-    """A server of everything `service` has; `limits` in place of the configured ones, `kind` as
-    `S3Server` takes it."""
+    """A server of everything `service` has, and `past_packs` to those who ask so; `limits` in place
+    of the configured ones, `kind` as `S3Server` takes it."""
     recorder = Recorder(config.node.id, RequestReporter(metrics, config.log))
     entry = Entry(config.s3, authenticator, service.bucket)
-    endpoint = Endpoint(config, service, entry, recorder, metrics)
+    endpoint = Endpoint(config, service, past_packs, entry, recorder, metrics)
     return S3Server(
         limits or config.s3.limits,
         metrics,

@@ -23,23 +23,41 @@ class Bucket(Struct, frozen=True):
     # then believed unasked, whichever name it is written by.
     immutable_to_some: bool
     packs: Packs | None = None
+    # Where the bucket is seen past packs, the name that its origin has without that: the same keys
+    # are known by it, so a write here is a write of theirs too.
+    also_written_as: str | None = None
+
+    @property
+    def past_packs(self) -> bool:
+        """Whether this is the origin's own view, of which nothing is kept."""
+        return self.also_written_as is not None
 
     def ref(self, key: str, version_id: str | None = None) -> ObjectRef:
         """The object's place at the origin."""
         return ObjectRef(self.origin.name, self.origin_bucket, key, version_id)
 
+    def written_ref(self, key: str) -> ObjectRef:
+        """By which name a write of the key must be made known: the one it may be remembered by."""
+        return ObjectRef(self.also_written_as or self.origin.name, self.origin_bucket, key)
+
 
 class BucketTable:
     """Client bucket names to `Bucket`s: those listed, then any of the default origin. `packs`: by
-    origin, what sees through its packs."""
+    origin, what sees through its packs; `past_packs`: the origins are what is seen past them, and
+    always asked anew."""
 
     def __init__(
         self,
         config: Config,
         origins: Mapping[str, Origin],
         packs: Mapping[str, Packs] | None = None,
+        *,
+        past_packs: bool = False,
     ) -> None:
         self._packs = packs or {}
+        self._plain_names = (
+            {origin.name: name for name, origin in origins.items()} if past_packs else {}
+        )
         name = default_origin(config)
         self.default = origins[name] if name is not None else None
         self._unlisted = BucketConfig()
@@ -69,13 +87,15 @@ class BucketTable:
 
     def _bucket(self, name: str, origin: Origin, config: BucketConfig) -> Bucket:
         origin_bucket = config.origin_bucket or name
+        plain_name = self._plain_names.get(origin.name)
         return Bucket(
             name=name,
             origin=origin,
             origin_bucket=origin_bucket,
-            freshness_seconds=config.freshness_seconds,
-            immutable=config.immutable,
+            freshness_seconds=config.freshness_seconds if plain_name is None else 0,
+            immutable=config.immutable and plain_name is None,
             public_read=config.public_read,
             immutable_to_some=(origin.name, origin_bucket) in self._immutable,
             packs=self._packs.get(origin.name),
+            also_written_as=plain_name,
         )

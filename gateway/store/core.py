@@ -58,7 +58,8 @@ class Core:
     @asynccontextmanager
     async def _writing(self, bucket: Bucket, keys: Sequence[str]) -> AsyncIterator["Writing"]:
         """Brackets a write of `keys`: begun before the origin hears of it, ended on any exit."""
-        writing = Writing(self._versions, [bucket.ref(key) for key in dict.fromkeys(keys)])
+        refs = [bucket.written_ref(key) for key in dict.fromkeys(keys)]
+        writing = Writing(self._versions, refs)
         try:
             if bucket.immutable_to_some:
                 # Only then is what the disk remembers ever believed unasked, so only then must

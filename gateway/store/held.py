@@ -126,7 +126,9 @@ class HeldReads:
             touched = spans(known.version, wanted, self._chunk_size_bytes)
             return all(self._holds(each) for each in touched)
         number = wanted.start // self._chunk_size_bytes
-        return begun or self._holds(span(known.version, number, self._chunk_size_bytes))
+        if begun or source.opened:
+            return True
+        return self._holds(span(known.version, number, self._chunk_size_bytes))
 
 
 def choose(

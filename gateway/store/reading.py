@@ -149,12 +149,19 @@ class SpanSource:
             first = self._first = self._piece_now(held, here, files=files)
         except Corrupt:
             # The disk has dropped it; the next step opens another tier.
+            held.release()
+            self._reader = self._held = None
             return None
         if first is None:
             return None
         if self._position == self._stop:
             self.whole = first
         return held.tier
+
+    @property
+    def opened(self) -> bool:
+        """Whether `begin_now` has found where the first bytes lie, be they at hand or not."""
+        return self._held is not None
 
     def release(self) -> None:
         """Lets go of what `begin_now` opened, if nothing else was read since."""

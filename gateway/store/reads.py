@@ -59,7 +59,7 @@ class Reads(Core):
 
     def __init__(self, **collaborators: Any) -> None:
         super().__init__(**collaborators)
-        self._shards = Shards(self._disk, self._filler)
+        self._shards = Shards(self._disk, self._filler, self._filler.metrics)
         self._questions: dict[tuple[object, ...], asyncio.Task[Any]] = {}
         self.held = HeldReads(
             self._believed,
@@ -155,6 +155,10 @@ class Reads(Core):
             info, part = await bucket.origin.part_span(ref, part_number)
             return _Look(known_object(ref, info), "origin", part)
         known = self._believed(bucket, ref)
+        packs = bucket.packs if known is None else None
+        # Before the origin is asked for bytes that a pack may have.
+        if packs is not None and await packs.discover(bucket.origin_bucket):
+            known = self._believed(bucket, ref)
         if known is not None and (known.info.checksums_known or not checksums):
             return _Look(known, "disk")
         if by_bytes and known is None and self._nothing_kept(bucket, ref):

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from feedrack.offer import Offer
+from gateway.errors import SlowDown
 from gateway.store.batch import BatchReads, WantedObject
 from gateway.store.buckets import Bucket
 from gateway.store.lanes import Budget
@@ -22,6 +23,9 @@ from gateway.tiers.packed.handing import Handing
 # are slow. Fewer objects than an origin has connections, so that other readers find some.
 _AHEAD_OBJECTS = 96
 _AHEAD_BYTES = 128 * 1024**2
+# Batches at one time, and what their lists of keys come to.
+_BATCHES = 1024
+_BATCH_DOCUMENT_BYTES = 256 * 1024**2
 
 
 class ObjectService(Listings):
@@ -31,6 +35,15 @@ class ObjectService(Listings):
         super().__init__(**collaborators)
         self._handing = handing
         self._ahead = Budget(fills=_AHEAD_OBJECTS, size_bytes=_AHEAD_BYTES)
+        self._batches = Budget(fills=_BATCHES, size_bytes=_BATCH_DOCUMENT_BYTES)
+
+    def begin_batch(self, document_bytes: int) -> Callable[[], None]:
+        """Makes room for one more batch, and for the document that lists its objects; call what it
+        returns once it is over. SlowDown."""
+        if not self._batches.fits(document_bytes):
+            raise SlowDown("Too many batches are being answered.")
+        self._batches.begun(document_bytes)
+        return lambda: self._batches.ended(document_bytes)
 
     async def offer_packs(
         self, bucket: Bucket, prefix: str, may: Callable[[str], bool]

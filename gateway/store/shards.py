@@ -11,6 +11,7 @@ import xxhash
 from gateway.errors import Corrupt
 from gateway.model.objects import Span
 from gateway.store.fill import Filler, FollowingReader
+from gateway.telemetry.metrics import Metrics
 from gateway.tiers.disk import DiskTier
 from gateway.tiers.packed.appetite import comes_soon
 from gateway.tiers.protocol import (
@@ -29,9 +30,10 @@ Block = TypeVar("Block", bytes | memoryview, bytes | bytearray | memoryview)
 class Shards:
     """Opens the spans of packed objects."""
 
-    def __init__(self, disk: DiskTier, filler: Filler) -> None:
+    def __init__(self, disk: DiskTier, filler: Filler, metrics: Metrics) -> None:
         self._disk = disk
         self._filler = filler
+        self._metrics = metrics
 
     def open_now(self, at: PackedAt, span: Span) -> InstantReader | None:
         """A reader of the span out of a shard that is here, if that needs no waiting."""
@@ -47,30 +49,30 @@ class Shards:
         """A reader of the span out of a shard that is here or will be; None where the span is to be
         fetched by itself."""
         following = self._following(at, span)
-        if following is not None:
-            return StretchReader(following, at, span)
-        if self._filler.find(at.shard) is not None:
-            # On its way, and far from there yet.
+        if following is None and self._filler.received_bytes(at.shard) is None:
+            held = await self._disk.open(at.shard)
+            if held is not None:
+                return StretchReader(held, at, span)
+            following = self._following(at, span) or self._begun(at, packs, origin)
+        if following is None:
+            self._metrics.packed_cold_reads.labels("range").inc()
             return None
-        held = await self._disk.open(at.shard)
-        if held is not None:
-            return StretchReader(held, at, span)
-        if not self._disk.accepting or not packs.wants_whole(at):
+        return StretchReader(following, at, span)
+
+    def _begun(self, at: PackedAt, packs: Packs, origin: Origin) -> FollowingReader | None:
+        """A reader that follows the shard, which comes in from now on; None where it does not."""
+        on_its_way = self._filler.received_bytes(at.shard) is not None
+        if on_its_way or not self._disk.accepting or not packs.wants_whole(at):
             return None
-        begun = self._filler.find(at.shard)
-        if begun is None:
-            begun = self._filler.start(at.shard, origin)
-        return StretchReader(begun, at, span)
+        self._metrics.packed_cold_reads.labels("shard").inc()
+        return self._filler.start(at.shard, origin)
 
     def _following(self, at: PackedAt, span: Span) -> FollowingReader | None:
         """A reader that follows the shard as it comes in, where the span will have come soon."""
-        following = self._filler.find(at.shard)
-        if following is None:
+        received_bytes = self._filler.received_bytes(at.shard)
+        if received_bytes is None or not comes_soon(at.offset + span.stop, received_bytes):
             return None
-        if comes_soon(at.offset + span.stop, following.received_bytes):
-            return following
-        following.release()
-        return None
+        return self._filler.find(at.shard)
 
 
 class StretchReader:

@@ -20,6 +20,7 @@ from gateway.model.objects import (
     UploadPage,
 )
 from gateway.model.ranges import ByteRange, RangeSpec
+from gateway.store.buckets import Bucket
 from gateway.store.keeping import KeptBody, Staged
 from gateway.store.writes import Writes
 
@@ -65,7 +66,9 @@ class Uploads(Writes):
         """Stores one verified part."""
         where = self.bucket(bucket)
         ref = where.ref(key)
-        await self._make_room(body.length_bytes)
+        kept = body.length_bytes <= self._staging_bytes and not where.past_packs
+        if kept:
+            await self._make_room(body.length_bytes)
         # A part is never "small": it is a piece of something that is not.
         staged = Staged(
             self._disk,
@@ -73,7 +76,7 @@ class Uploads(Writes):
             chunk_size_bytes=self._cache.chunk_size,
             small_bytes=-1,
         )
-        staged.lost = staged.lost or body.length_bytes > self._staging_bytes
+        staged.lost = staged.lost or not kept
         try:
             result = await where.origin.put_part(
                 ref, upload_id, number, KeptBody(body, staged), headers
@@ -204,7 +207,7 @@ class Uploads(Writes):
             if piece is not None and piece.etag == part.etag
         ]
         if len(whole) == len(parts):
-            self._later(self._assemble(ref, result.etag, whole), "assemble")
+            self._later(self._assemble(where, key, result.etag, whole), "assemble")
         else:
             for piece in chosen:
                 if piece is not None:
@@ -248,11 +251,13 @@ class Uploads(Writes):
                 del self._staged[ref, upload_id]
             await replaced.discard()
 
-    async def _assemble(self, ref: ObjectRef, etag: str, pieces: Sequence[Staged]) -> None:
+    async def _assemble(
+        self, bucket: Bucket, key: str, etag: str, pieces: Sequence[Staged]
+    ) -> None:
         """Publishes the parts as the chunks of the whole, recut where they do not line up."""
         size_bytes = sum(piece.size_bytes for piece in pieces)
-        version = ObjectVersion(ref, etag, size_bytes)
-        whole = self._stage(size_bytes)
+        version = ObjectVersion(bucket.ref(key), etag, size_bytes)
+        whole = self._stage(bucket, size_bytes)
         try:
             recut = not all(piece.aligned for piece in pieces[:-1])
             for piece in pieces:

@@ -42,7 +42,7 @@ class Writes(Reads):
         """
         where = self.bucket(bucket)
         ref = where.ref(key)
-        staged = self._stage(body.length_bytes)
+        staged = self._stage(where, body.length_bytes)
         try:
             async with self._writing(where, [key]) as writing:
                 result = await where.origin.put(ref, KeptBody(body, staged), headers, conditions)
@@ -120,7 +120,7 @@ class Writes(Reads):
         where = self.bucket(bucket)
         async with self._writing(where, [key]):
             result = await where.origin.delete(where.ref(key, version_id), conditions)
-        self._later(self._disk.forget(where.ref(key)), "forget")
+        self._later(self._disk.forget(where.written_ref(key)), "forget")
         return result
 
     async def delete_many(
@@ -132,18 +132,20 @@ class Writes(Reads):
         async with self._writing(where, keys):
             results = await where.origin.delete_many(where.origin_bucket, objects)
         for key in dict.fromkeys(keys):
-            self._later(self._disk.forget(where.ref(key)), "forget")
+            self._later(self._disk.forget(where.written_ref(key)), "forget")
         return results
 
-    def _stage(self, size_bytes: int) -> Staged:
+    def _stage(self, bucket: Bucket, size_bytes: int) -> Staged:
         staged = Staged(
             self._disk,
             size_bytes=size_bytes,
             chunk_size_bytes=self._cache.chunk_size,
             small_bytes=self._cache.small_object_limit,
         )
-        # One upload must not sweep out everything else.
-        staged.lost = staged.lost or size_bytes > self._cache.capacity // 4
+        # One upload must not sweep out everything else; what is written past packs is read by
+        # another name than it would be kept by.
+        swamps = size_bytes > self._cache.capacity // 4
+        staged.lost = staged.lost or swamps or bucket.past_packs
         return staged
 
     def _after_write(self, bucket: Bucket, key: str, result: PutResult, *, kept: bool) -> None:

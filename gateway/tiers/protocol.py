@@ -86,7 +86,11 @@ class PackedAt(Struct, frozen=True):
 
 
 class Packs(Protocol):
-    """What the store asks of packs; all but `confirm` answers at once."""
+    """What the store asks of packs; most of it is answered at once."""
+
+    async def discover(self, bucket: str) -> bool:
+        """Looks once for the packs of a bucket; whether it was looked just now."""
+        ...
 
     def known(self, ref: ObjectRef, freshness_seconds: float | None) -> ObjectInfo | None:
         """What a packed key holds, where that is known well enough not to ask; None where it is

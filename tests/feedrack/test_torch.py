@@ -85,7 +85,9 @@ def test_a_batch_of_a_loader_is_one_request(loader: Any) -> None:
 
     with (
         scripted(script) as endpoint,
-        open_dataset("s3://train/", endpoint_url=endpoint.url, anonymous=True) as dataset,
+        open_dataset(
+            "s3://train/", endpoint_url=endpoint.url, anonymous=True, short_circuit=False
+        ) as dataset,
     ):
         batches = list(loader(MapDataset(dataset), batch_size=5, collate_fn=as_list))
         assert batches == [list(objects.values())[start : start + 5] for start in range(0, 20, 5)]

@@ -14,6 +14,7 @@ from packer.stores.protocol import (
     Got,
     Listed,
     ObjectMissing,
+    Store,
     StoreError,
 )
 
@@ -118,7 +119,7 @@ class Crashed(BaseException):
 class Disturbed:
     """A store before each request of which something happens, and which may crash."""
 
-    def __init__(self, store: MemoryStore, disturb: Callable[[], None], crash_at: int) -> None:
+    def __init__(self, store: Store, disturb: Callable[[], None], crash_at: int) -> None:
         self._store = store
         self._disturb = disturb
         self._left = crash_at

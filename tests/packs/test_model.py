@@ -127,7 +127,7 @@ class World:
              self.pack, self.pack, self.pack, self.delete, self.restore, self.drop]
         )  # fmt: skip
         if doing in (self.write, self.restart):
-            await doing()  # type: ignore[misc]
+            await doing()
             return
         crash_at = self.chance.randrange(60) if self.chance.random() < 0.4 else 10**9
         self.disturbed = Disturbed(self.store, self._disturb, crash_at)

@@ -28,6 +28,7 @@ class Running:
     def __init__(self, node: Node, root: Path) -> None:
         self.node = node
         self.root = root
+        self.origin = "directory"
         self._wires: list[Wire] = []
 
     @property

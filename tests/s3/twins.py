@@ -81,6 +81,7 @@ class Door:
                 now=lambda: now,
             ),
             self.metrics,
+            past_packs=node.node.parts.past_packs,
             door=self.door,
         )
         self._lines = Lines(self.server, config.log)

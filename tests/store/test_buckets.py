@@ -18,11 +18,13 @@ class Named:
         self.name = name
 
 
-def table(**raw: Any) -> BucketTable:
+def table(*, past_packs: bool = False, **raw: Any) -> BucketTable:
+    mark = "!" if past_packs else ""
     config = parse(
         {"origins": {"nas": {"type": "directory", "path": "/srv"}, "cloud": {"type": "s3"}}, **raw}
     )
-    return BucketTable(config, {name: cast(Origin, Named(name)) for name in config.origins})
+    origins = {name: cast(Origin, Named(name + mark)) for name in config.origins}
+    return BucketTable(config, origins, past_packs=past_packs)
 
 
 LISTED = {
@@ -80,3 +82,19 @@ def test_a_ref_names_the_origins_bucket_so_that_two_names_share_one_cache_entry(
     ref = found.resolve("train").ref("a/b")
     assert ref == ObjectRef("cloud", "data", "a/b") == found.resolve("eval").ref("a/b")
     assert found.resolve("train").ref("a", "v1").version_id == "v1"
+
+
+def test_past_packs_nothing_is_believed_and_writes_are_those_of_the_plain_name() -> None:
+    plain, past = (
+        table(past_packs=either, buckets=LISTED, default_origin="nas") for either in (False, True)
+    )
+    for name in ("public", "train", "other"):
+        bucket = past.resolve(name)
+        assert bucket.past_packs
+        assert not plain.resolve(name).past_packs
+        assert not bucket.immutable
+        assert bucket.freshness_seconds == 0
+        assert bucket.ref("a") != plain.resolve(name).ref("a")
+        assert bucket.written_ref("a") == plain.resolve(name).ref("a")
+        assert bucket.written_ref("a") == plain.resolve(name).written_ref("a")
+        assert bucket.immutable_to_some == plain.resolve(name).immutable_to_some

@@ -88,6 +88,8 @@ def from_answer(
     error = _without_body(asked, status) if not code or code.isdigit() else None
     if error is None:
         error = from_code(code or "InternalError", status, message)
+    if isinstance(error, NoSuchKey):
+        error.fields = {"Key": asked.key or ""}
     error.headers = {name: headers[name] for name in _ERROR_HEADERS if name in headers}
     return error
 

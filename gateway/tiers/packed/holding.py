@@ -3,10 +3,12 @@
 from collections.abc import Awaitable, Callable
 
 from gateway.model.objects import ObjectRef
+from gateway.model.reserved import PACKS
 from gateway.tiers.packed.appetite import Appetite
 from gateway.tiers.packed.files import IndexFiles
 from gateway.tiers.packed.known import BucketPacks, Pack
 from gateway.tiers.packed.view import PackedObject
+from gateway.tiers.past_packs import PastPacks
 from gateway.tiers.protocol import Origin
 
 # Buckets of which it is remembered that they have no packs.
@@ -34,6 +36,7 @@ class PacksHolder:
         self._settled = settled
         self._appetite = Appetite(limit_bytes)
         self._buckets: dict[str, BucketPacks] = {}
+        self._past_packs = PastPacks(origin, on_put=self.noticed)
 
     @property
     def name(self) -> str:
@@ -43,6 +46,11 @@ class PacksHolder:
     def relays(self) -> bool:
         return self._origin.relays
 
+    @property
+    def past_packs(self) -> PastPacks:
+        """The origin's own view of its buckets."""
+        return self._past_packs
+
     async def start(self) -> None:
         await self._origin.start()
 
@@ -50,6 +58,11 @@ class PacksHolder:
         for packs in self._buckets.values():
             await packs.close()
         await self._origin.close()
+
+    def noticed(self, bucket: str, key: str) -> None:
+        """What was just written past packs, by this very node."""
+        if key.startswith(PACKS) and bucket in self._buckets:
+            self._buckets[bucket].noticed(key)
 
     def _packs(self, bucket: str) -> BucketPacks:
         packs = self._buckets.get(bucket)

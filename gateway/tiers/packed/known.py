@@ -15,13 +15,14 @@ A new generation is brought in behind the answers that the one before still give
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 
 import structlog
 
 from gateway.errors import FeedrackError, NoSuchBucket, NoSuchKey, S3Error, TierUnavailable
 from gateway.model.objects import ListPage, ObjectRef
 from gateway.tiers.packed.files import IndexFiles, OpenIndex
+from gateway.tiers.packed.latest import Latest
 from gateway.tiers.packed.view import PackView, Watchers
 from gateway.tiers.protocol import Origin
 from packer.format import (
@@ -41,51 +42,6 @@ _SETTLED_SECONDS = 20.0
 _LOG_AT_ONCE = 16
 
 log = structlog.get_logger()
-
-
-class Latest:
-    """A question that is put again and again, once at a time. `at` is when the last question that
-    was answered had been put; `ask` may raise, and then nothing was learned."""
-
-    def __init__(self, ask: Callable[[], Awaitable[None]], now: Callable[[], float]) -> None:
-        self._ask = ask
-        self._now = now
-        self._task: asyncio.Task[None] | None = None
-        self.at = float("-inf")
-
-    async def since(self, moment: float) -> None:
-        """Returns once a question put at `moment` or later has been answered."""
-        while self.at < moment:
-            await asyncio.shield(self._begin())
-
-    def refresh(self) -> None:
-        """Puts the question behind the answer that is being given. A failure is no news."""
-        self._begin()
-
-    async def stop(self) -> None:
-        task = self._task
-        if task is not None:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
-
-    def _begin(self) -> asyncio.Task[None]:
-        if self._task is None:
-            self._task = asyncio.create_task(self._run())
-            self._task.add_done_callback(self._over)
-        return self._task
-
-    async def _run(self) -> None:
-        begun = self._now()
-        try:
-            await self._ask()
-            self.at = begun
-        finally:
-            # Not in a callback: who goes on waiting must find that it is over.
-            self._task = None
-
-    def _over(self, task: asyncio.Task[None]) -> None:
-        if not task.cancelled() and (error := task.exception()) is not None:
-            log.debug("packs not looked at", reason=str(error))
 
 
 class Pack:
@@ -309,13 +265,28 @@ class BucketPacks:
             and (pack.prefix.startswith(prefix) or prefix.startswith(pack.prefix))
         ]
 
+    def noticed(self, key: str) -> None:
+        """Something of a pack was just written: if it was a manifest, it may be the highest."""
+        root, manifests, _ = key.partition("manifests/")
+        if not manifests:
+            return
+        pack = self._places.get(root)
+        if pack is not None:
+            pack.manifests.doubt()
+        else:
+            self.places.doubt()
+
+    @property
+    def looked(self) -> bool:
+        """Whether anything is known of the packs there are."""
+        return self.places.at > float("-inf")
+
     async def known(self) -> None:
         """Knows of the packs there are, not older than a while. Raises only where nothing is known
         yet and the origin cannot be reached."""
-        age_seconds = self._now() - self.places.at
-        if age_seconds == float("inf"):
+        if not self.looked:
             await self.places.since(self._now())
-        elif age_seconds > _SETTLED_SECONDS:
+        elif self._now() - self.places.at > _SETTLED_SECONDS:
             self.places.refresh()
 
     async def settled(self, key: str) -> Pack | None:

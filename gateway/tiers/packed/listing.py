@@ -11,7 +11,6 @@ from msgspec import Struct
 from gateway.model.objects import ListPage, ObjectEntry
 from gateway.tiers.packed.view import Listed, PackView, Unsure
 from packer.format.index import beyond, common_prefix
-from packer.format.manifest import RESERVED
 
 # Greater than every key that begins with what it is put behind: no UTF-8 goes further.
 LAST = "\U0010ffff"
@@ -113,11 +112,6 @@ def skipped(after: str, hidden: list[str]) -> str:
         if after.startswith(prefix):
             return prefix + LAST
     return after
-
-
-def is_reserved(name: str) -> bool:
-    """Whether a key, or a common prefix, is of packs and never shown."""
-    return name.startswith(RESERVED)
 
 
 def _inside(name: str, hidden: list[str]) -> bool:

@@ -22,18 +22,18 @@ from gateway.model.objects import (
     UploadPage,
     VersionPage,
 )
+from gateway.model.reserved import RESERVED, is_reserved
+from gateway.tiers.packed.hidden import list_uploads, list_versions
 from gateway.tiers.packed.known import Pack
 from gateway.tiers.packed.listing import (
     LAST,
     Piece,
-    is_reserved,
     merged,
     outside,
     piece,
     skipped,
 )
 from gateway.tiers.packed.writing import PackedWriting
-from packer.format.manifest import RESERVED
 
 
 class PackedOrigin(PackedWriting):
@@ -138,7 +138,8 @@ class PackedOrigin(PackedWriting):
         version_id_marker: str,
         limit: int,
     ) -> VersionPage:
-        return await self._origin.list_versions(
+        return await list_versions(
+            self._origin,
             bucket,
             prefix=prefix,
             delimiter=delimiter,
@@ -192,7 +193,8 @@ class PackedOrigin(PackedWriting):
         upload_id_marker: str,
         limit: int,
     ) -> UploadPage:
-        return await self._origin.list_uploads(
+        return await list_uploads(
+            self._origin,
             bucket,
             prefix=prefix,
             delimiter=delimiter,

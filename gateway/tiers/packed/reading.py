@@ -32,6 +32,17 @@ class PackedReading(PacksHolder):
     """The reading half of an origin with packs; and `Packs`, what the store asks of them."""
 
     # What the store asks
+    async def discover(self, bucket: str) -> bool:
+        packs = self._packs(bucket)
+        if packs.looked:
+            return False
+        try:
+            await packs.known()
+        except TierUnavailable:
+            # Whoever needs to know will ask again.
+            return False
+        return True
+
     def known(self, ref: ObjectRef, freshness_seconds: float | None) -> ObjectInfo | None:
         pack = self._find(ref)
         if pack is None or pack.view is None:
@@ -73,14 +84,20 @@ class PackedReading(PacksHolder):
         try:
             return await self._origin.head(ref, checksums=checksums)
         except NoSuchKey:
-            return (await self._after_all(ref, begun)).info
+            packed = await self._after_all(ref, begun)
+            if packed is None:
+                raise
+            return packed.info
 
     async def part_span(self, ref: ObjectRef, number: int) -> tuple[ObjectInfo, PartSpan]:
         begun = self._now()
         try:
             return await self._origin.part_span(ref, number)
         except NoSuchKey:
-            info = (await self._after_all(ref, begun)).info
+            packed = await self._after_all(ref, begun)
+            if packed is None:
+                raise
+            info = packed.info
         # How an object was uploaded is not in the pack: it is whole, or its ETag says in how many
         # parts, but not where they ended.
         if number != 1 or "-" in info.etag:
@@ -105,13 +122,10 @@ class PackedReading(PacksHolder):
         if packed is None:
             try:
                 return await self._origin.open(ref, wanted=wanted, if_match=if_match)
-            except (NoSuchKey, VersionChanged) as error:
-                if ref.version_id is not None:
+            except (NoSuchKey, VersionChanged):
+                packed = await self._after_all(ref, begun)
+                if packed is None:
                     raise
-                try:
-                    packed = await self._after_all(ref, begun)
-                except NoSuchKey:
-                    raise error from None
         if if_match is not None and packed.info.etag != if_match:
             raise VersionChanged(f"{ref.key} has another ETag by now")
         return await self._open_packed(packed, wanted)
@@ -124,7 +138,10 @@ class PackedReading(PacksHolder):
         try:
             return await self._origin.get_tags(ref)
         except NoSuchKey:
-            return (await self._after_all(ref, begun)).tags
+            packed = await self._after_all(ref, begun)
+            if packed is None:
+                raise
+            return packed.tags
 
     async def _asked(self, ref: ObjectRef, moment: float) -> PackedObject | None:
         """What a pack says of the key as of `moment`."""
@@ -148,15 +165,13 @@ class PackedReading(PacksHolder):
         except TierUnavailable:
             return None
 
-    async def _after_all(self, ref: ObjectRef, moment: float) -> PackedObject:
-        """A key that the origin does not have: its original may have been deleted for being in a
-        pack. NoSuchKey where it is in none."""
-        if ref.version_id is None:
-            await self._packs(ref.bucket).confirmed(ref.key, moment)
-            packed = self._packed(ref)
-            if packed is not None:
-                return packed
-        raise NoSuchKey
+    async def _after_all(self, ref: ObjectRef, moment: float) -> PackedObject | None:
+        """What a pack says of a key that the origin does not have: its original may have been
+        deleted for being packed. TierUnavailable where that cannot be known."""
+        if ref.version_id is not None:
+            return None
+        await self._packs(ref.bucket).confirmed(ref.key, moment)
+        return self._packed(ref)
 
     async def _open_packed(self, packed: PackedObject, wanted: ByteRange | None) -> "PackedOpened":
         size_bytes = packed.info.size_bytes

@@ -1,0 +1,60 @@
+"""How old an answer is that is asked for again and again: by when its question was put."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import structlog
+
+log = structlog.get_logger()
+
+
+class Latest:
+    """A question that is put again and again, once at a time. `at` is when the last question that
+    was answered had been put; `ask` may raise, and then nothing was learned."""
+
+    def __init__(self, ask: Callable[[], Awaitable[None]], now: Callable[[], float]) -> None:
+        self._ask = ask
+        self._now = now
+        self._task: asyncio.Task[None] | None = None
+        self._doubts = 0
+        self.at = float("-inf")
+
+    async def since(self, moment: float) -> None:
+        """Returns once a question put at `moment` or later has been answered."""
+        while self.at < moment:
+            await asyncio.shield(self._begin())
+
+    def refresh(self) -> None:
+        """Puts the question behind the answer that is being given. A failure is no news."""
+        self._begin()
+
+    def doubt(self) -> None:
+        """Takes no question put until now for answered: something was just written there."""
+        self.at = float("-inf")
+        self._doubts += 1
+
+    async def stop(self) -> None:
+        task = self._task
+        if task is not None:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    def _begin(self) -> asyncio.Task[None]:
+        if self._task is None:
+            self._task = asyncio.create_task(self._run())
+            self._task.add_done_callback(self._over)
+        return self._task
+
+    async def _run(self) -> None:
+        begun, doubts = self._now(), self._doubts
+        try:
+            await self._ask()
+            if doubts == self._doubts:
+                self.at = begun
+        finally:
+            # Not in a callback: who goes on waiting must find that it is over.
+            self._task = None
+
+    def _over(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.debug("packs not looked at", reason=str(error))

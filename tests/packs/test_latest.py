@@ -1,0 +1,33 @@
+"""A question put before something was written there is not its answer."""
+
+import asyncio
+
+from gateway.tiers.packed.latest import Latest
+
+
+async def test_a_question_under_way_when_it_is_doubted_is_put_again() -> None:
+    asked: list[asyncio.Event] = []
+
+    async def ask() -> None:
+        asked.append(asyncio.Event())
+        await asked[-1].wait()
+
+    # A clock that stands still: not the time counts, but what came first.
+    latest = Latest(ask, lambda: 5.0)
+    waiting = asyncio.create_task(latest.since(1.0))
+    while not asked:
+        await asyncio.sleep(0)
+    latest.doubt()
+    asked[0].set()
+    while len(asked) < 2:
+        await asyncio.sleep(0)
+    assert not waiting.done()
+    asked[1].set()
+    await waiting
+    assert latest.at == 5.0
+    latest.doubt()
+    again = asyncio.create_task(latest.since(1.0))
+    while len(asked) < 3:
+        await asyncio.sleep(0)
+    asked[2].set()
+    await again
