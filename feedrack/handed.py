@@ -13,7 +13,7 @@ import msgspec
 
 from feedrack.client import Client
 from feedrack.errors import FeedrackError, Unavailable
-from feedrack.offer import Message, Offer, Wanted
+from feedrack.offer import Message, Offer, Wanted, own_clock
 from feedrack.signing import Query
 
 _SOCKET_SECONDS = 10.0
@@ -54,7 +54,7 @@ def ask_offer(client: Client, prefix: str) -> Offer | None:
     except msgspec.MsgspecError:
         # A gateway from before offers takes it for a listing.
         return None
-    return found if found.packs else None
+    return found if found.packs and found.clock == own_clock() else None
 
 
 def fetch(offer: Offer, names: Sequence[str]) -> Iterator[File]:

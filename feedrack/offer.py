@@ -6,6 +6,8 @@ that is good once and for a short while. To the socket (SOCK_SEQPACKET, abstract
 or a shard.
 """
 
+from pathlib import Path
+
 from msgspec import Struct
 
 
@@ -32,13 +34,24 @@ class OfferedPack(Struct, frozen=True):
 
 
 class Offer(Struct, frozen=True):
-    """What a gateway offers to hand over. `uid`: who runs it."""
+    """What a gateway offers to hand over. `uid`: who runs it; `clock`: the time namespace that its
+    page's deadlines are of."""
 
     node: str
     socket: str
     uid: int
+    clock: str
     token: str
     packs: tuple[OfferedPack, ...] = ()
+
+
+def own_clock() -> str:
+    """The time namespace of this process: CLOCK_MONOTONIC is one for all within it."""
+    try:
+        return str(Path("/proc/self/ns/time").readlink())
+    except OSError:
+        # Before Linux 5.6 there are none.
+        return ""
 
 
 class Wanted(Struct, frozen=True):

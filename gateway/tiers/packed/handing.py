@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import msgspec
 import structlog
 
-from feedrack.offer import Message, Offer, OfferedPack, OfferedShard, Wanted
+from feedrack.offer import Message, Offer, OfferedPack, OfferedShard, Wanted, own_clock
 from feedrack.page import WrittenPage
 from gateway.model.objects import Span
 from gateway.tiers.chunk_reading import ChunkReader
@@ -43,6 +43,10 @@ _SEND_SECONDS = 10.0
 _MOST_CLIENTS = 64
 _REQUEST_BYTES = 128 * 1024
 _AHEAD = 0.75
+# A pack of which more was written over should be packed again; to name all of it to each reader
+# that asks would hold everybody up.
+_MOST_OVERRIDDEN = 20_000
+_MOST_VERIFIED = 65_536
 
 log = structlog.get_logger()
 _wanted = msgspec.json.Decoder(Wanted)
@@ -186,7 +190,7 @@ class Handing:
             described = self._described(each) if token else None
             if described is not None:
                 offered.append(described)
-        return Offer(self._node, self._name, os.getuid(), token, tuple(offered))
+        return Offer(self._node, self._name, os.getuid(), own_clock(), token, tuple(offered))
 
     def _lease(self, bucket: str, pack: Pack, freshness_seconds: float | None) -> _Leased:
         leased = self._leased.get((bucket, pack))
@@ -197,6 +201,8 @@ class Handing:
     def _described(self, leased: _Leased) -> OfferedPack | None:
         view = leased.pack.view
         if view is None or view.manifest.index is None:
+            return None
+        if len(view.overrides) > _MOST_OVERRIDDEN:
             return None
         index = view.manifest.index
         return OfferedPack(
@@ -209,7 +215,7 @@ class Handing:
                 OfferedShard(span.version.etag, span.size_bytes, self._held(span))
                 for span in view.shards
             ),
-            tuple(key for key in view.overrides if view.packed(key) is None),
+            tuple(view.overrides),
         )
 
     def _held(self, span: Span) -> bool:
@@ -304,6 +310,8 @@ class Handing:
         except BaseException:
             os.close(descriptor)
             raise
+        if len(self._verified) >= _MOST_VERIFIED:
+            self._verified.clear()
         self._verified[stamp] = found == sha256
         if found == sha256:
             return descriptor
