@@ -17,7 +17,7 @@ from feedrack import (
 from feedrack.filesystem import FeedrackFileSystem
 from tests.feedrack.conftest import OBJECTS, Served
 from tests.feedrack.endpoint import Asked, Reply, scripted
-from tests.node.process import ACCESS_KEY, SECRET_KEY
+from tests.node.process import ACCESS_KEY, SECRET_KEY, GatewayProcess
 
 KEYS = sorted(OBJECTS, key=str.encode)
 
@@ -51,6 +51,16 @@ def test_a_batch_comes_in_the_order_asked(served: Served) -> None:
         first, gone = dataset.read_each([KEYS[1], "p/none"])
         assert first == OBJECTS[KEYS[1]]
         assert isinstance(gone, MissingObject)
+
+
+def test_a_batch_is_one_request_to_a_gateway(at_gateway: Served, gateway: GatewayProcess) -> None:
+    def asked(operation: str) -> float:
+        return gateway.counter("feedrack_requests_total", operation=operation)
+
+    with at_gateway.open() as dataset:
+        before = asked("GetObjects"), asked("GetObject")
+        assert dataset.read_batch(range(40)) == [OBJECTS[key] for key in KEYS]
+        assert (asked("GetObjects"), asked("GetObject")) == (before[0] + 1, before[1])
 
 
 @pytest.mark.parametrize("order", ["lexical", "shuffled:7", [5, 1, 1, 30]])

@@ -206,6 +206,24 @@ def test_a_new_pack_is_taken_over(tmp_path_factory: pytest.TempPathFactory) -> N
         node.close()
 
 
+def test_what_a_node_cannot_confirm_is_not_believed_beyond_the_freshness(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    settings = {"buckets": {"train": {"freshness_seconds": 2}}}
+    node = PackedNode(tmp_path_factory.mktemp("lost"), settings)
+    origin, away = node.folder / "origin", node.folder / "away"
+    try:
+        with node.warm() as dataset:
+            assert is_near(dataset)
+            origin.rename(away)
+            settle(lambda: not is_near(dataset))
+            away.rename(origin)
+            settle(lambda: is_near(dataset))
+            assert dataset.read_batch(range(len(KEYS))) == EVERYTHING
+    finally:
+        node.close()
+
+
 def test_a_bucket_without_freshness_is_always_asked(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
