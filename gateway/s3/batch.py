@@ -101,8 +101,9 @@ class BatchStream:
         for position, wanted in enumerate(self._batch.objects):
             taken = reads.take_now()
             if taken is None:
-                if gathered:
-                    # What is there goes out before anything is waited for.
+                if gathered and self.tier is not None:
+                    # What is there goes out before anything is waited for, but for failures alone:
+                    # the head of the answer is to tell where its first byte came from.
                     yield gathered
                     gathered, size_bytes = [], 0
                 taken = await reads.take()

@@ -2,6 +2,9 @@
 
 import asyncio
 
+import pytest
+
+from gateway.errors import TierUnavailable
 from gateway.tiers.packed.latest import Latest
 
 
@@ -31,3 +34,28 @@ async def test_a_question_under_way_when_it_is_doubted_is_put_again() -> None:
         await asyncio.sleep(0)
     asked[2].set()
     await again
+
+
+async def test_a_question_that_fails_is_not_put_again_and_again_for_nobody() -> None:
+    clock = 5.0
+    asked = 0
+
+    async def ask() -> None:
+        nonlocal asked
+        asked += 1
+        raise TierUnavailable("nobody there")
+
+    latest = Latest(ask, lambda: clock)
+    for _ in range(5):
+        latest.refresh()
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+    assert asked == 1
+    # Who waits for the answer asks all the same.
+    with pytest.raises(TierUnavailable):
+        await latest.since(1.0)
+    assert asked == 2
+    clock += 2.0
+    latest.refresh()
+    await asyncio.sleep(0)
+    assert asked == 3

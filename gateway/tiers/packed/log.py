@@ -90,6 +90,11 @@ class OverrideLog:
         # A client that leaves does not take back what its write did.
         await asyncio.shield(future)
 
+    async def close(self) -> None:
+        """Waits for what is being appended for clients that have left."""
+        if self._task is not None:
+            await asyncio.gather(self._task, return_exceptions=True)
+
     async def _run(self) -> None:
         try:
             while self._waiting:

@@ -40,6 +40,11 @@ class PackedWriting(PackedReading):
         self._flights = Flights()
         self._logs: dict[Pack, OverrideLog] = {}
 
+    async def close(self) -> None:
+        for log in self._logs.values():
+            await log.close()
+        await super().close()
+
     async def put(
         self,
         ref: ObjectRef,
