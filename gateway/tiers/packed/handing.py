@@ -27,6 +27,7 @@ import structlog
 
 from feedrack.offer import Message, Offer, OfferedPack, OfferedShard, Wanted, own_clock
 from feedrack.page import WrittenPage
+from gateway.errors import FeedrackError
 from gateway.model.objects import Span
 from gateway.tiers.chunk_reading import ChunkReader
 from gateway.tiers.disk import DiskTier
@@ -236,7 +237,13 @@ class Handing:
     async def _accept(self, listening: socket.socket) -> None:
         loop = asyncio.get_running_loop()
         while True:
-            client, _ = await loop.sock_accept(listening)
+            try:
+                client, _ = await loop.sock_accept(listening)
+            except OSError as error:
+                # No descriptor is left: readers go by batch meanwhile.
+                log.warning("reader not let in", reason=str(error))
+                await asyncio.sleep(_RENEW_SECONDS)
+                continue
             # The two that always run, and the clients.
             if len(self._tasks) > _MOST_CLIENTS + 2:
                 client.close()
@@ -256,7 +263,7 @@ class Handing:
                         await self._hand_over(client, name, grant.packs)
                         limit.reschedule(asyncio.get_running_loop().time() + _SEND_SECONDS)
                     await _send(client, "", [])
-            except (OSError, TimeoutError, msgspec.MsgspecError) as error:
+            except (OSError, FeedrackError, msgspec.MsgspecError) as error:
                 log.debug("reader not served", reason=str(error))
 
     async def _hand_over(self, client: socket.socket, name: str, packs: Sequence[_Leased]) -> None:
