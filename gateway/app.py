@@ -149,6 +149,7 @@ class Parts:
         await self.disk.close()
         for origin in self.origins.values():
             await origin.close()
+        await self.indexes.remove_temporary()
 
 
 class Node:

@@ -59,17 +59,19 @@ def decode_overrides(raw: bytes) -> OverrideBatch:
 
 
 class Stand(NamedTuple):
-    """What the log says of a key: its last override, and whether listings may believe it."""
+    """What the log says of a key: its last override, whether listings may believe it, and whether
+    all that happened to the key was a `put`."""
 
     override: Override
     sure: bool
+    written: bool = False
 
 
 class Overrides:
     """All overrides in force over a pack that has the log folded in `through` a number."""
 
     def __init__(self, through: int = 0) -> None:
-        self._stands: dict[str, tuple[Override, str, bool]] = {}
+        self._stands: dict[str, tuple[Override, str, bool, bool]] = {}
         self.through = through
 
     def __len__(self) -> int:
@@ -83,15 +85,16 @@ class Overrides:
         for override in batch.records:
             before = self._stands.get(override.key)
             alone = before is None or (before[2] and before[1] == batch.node)
-            self._stands[override.key] = (override, batch.node, alone)
+            written = override.op == "put" and (before is None or before[3])
+            self._stands[override.key] = (override, batch.node, alone, written)
 
     def get(self, key: str) -> Stand | None:
         """What holds for a key; None where the pack speaks for it."""
         found = self._stands.get(key)
         if found is None:
             return None
-        override, _, alone = found
-        return Stand(override, alone and override.op != "unsure")
+        override, _, alone, written = found
+        return Stand(override, alone and override.op != "unsure", written)
 
     def items(self) -> Iterator[tuple[str, Stand]]:
         """Every overridden key with what holds for it, in the order of a listing."""

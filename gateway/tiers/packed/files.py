@@ -4,15 +4,19 @@ An index is read through LMDB's map, and a file that is cut short kills the proc
 so its size and SHA-256 are checked before it is opened, also when it was here already at the start,
 and it gets its name by a rename. Nothing changes it afterwards. What it takes counts as part of the
 cache (`taken`). Where the cache's disk does not take it, it goes where temporary files go: an index
-is needed to answer at all, not only to answer fast.
+is needed to answer at all, not only to answer fast. One that is not what its manifest names is not
+fetched again for a while.
 """
 
 import asyncio
 import hashlib
 import os
+import shutil
+import stat
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -25,6 +29,7 @@ from packer.format import Index, IndexDamaged, IndexFile
 
 # An index that nobody has asked for so long goes at the next start.
 _KEEP_SECONDS = 86_400.0
+_DAMAGED_SECONDS = 10.0
 
 log = structlog.get_logger()
 
@@ -48,6 +53,9 @@ class IndexFiles:
         self._taken = taken
         self._taken_bytes = 0
         self._open: dict[str, OpenIndex] = {}
+        self._turns: dict[str, asyncio.Lock] = {}
+        self._damaged: dict[str, float] = {}
+        self._elsewhere: Path | None = None
 
     async def start(self) -> None:
         """Counts what is here, and removes what has long been of no use."""
@@ -56,21 +64,27 @@ class IndexFiles:
     async def open(self, origin: Origin, ref: ObjectRef, file: IndexFile) -> OpenIndex:
         """The index that lies at `ref`, opened. TierUnavailable where it is not what its manifest
         names, VersionChanged where it is gone, and whatever reading it raises."""
-        path = self._folder / f"{file.sha256}.lmdb"
-        if file.sha256 in self._open or await asyncio.to_thread(_is_whole, path, file):
-            return self._opened(path, file)
-        try:
-            path = await self._fetch(origin, ref, file, self._folder)
-        except OSError as error:
-            folder = Path(tempfile.gettempdir()) / f"feedrack-indexes-{os.getpid()}"
-            log.warning("index not kept in the cache", folder=str(folder), reason=str(error))
-            try:
-                path = await self._fetch(origin, ref, file, folder)
-            except OSError as worse:
-                raise TierUnavailable(f"no disk takes a pack's index: {worse}") from worse
-        else:
-            self._count(file.size_bytes)
-        return self._opened(path, file)
+        # Two buckets may have the same pack.
+        async with self._turns.setdefault(file.sha256, asyncio.Lock()):
+            path = self._folder / f"{file.sha256}.lmdb"
+            if file.sha256 in self._open:
+                return self._opened(path, file)
+            here, removed_bytes = await asyncio.to_thread(_look, path, file)
+            if here:
+                return self._opened(path, file)
+            if removed_bytes:
+                self._count(-removed_bytes)
+            if time.monotonic() - self._damaged.get(file.sha256, -_DAMAGED_SECONDS) < (
+                _DAMAGED_SECONDS
+            ):
+                raise TierUnavailable(f"{ref.key} was not the index its manifest names")
+            return self._opened(await self._bring(origin, ref, file), file)
+
+    async def remove_temporary(self) -> None:
+        """Removes what lies outside of the cache; call when all are closed."""
+        folder, self._elsewhere = self._elsewhere, None
+        if folder is not None:
+            await asyncio.to_thread(shutil.rmtree, folder, True)
 
     async def close(self, opened: OpenIndex, *, forget: bool) -> None:
         """Ends one use of an index; `forget`: no pack names it any more, as far as its user
@@ -96,6 +110,21 @@ class IndexFiles:
             raise TierUnavailable(f"a pack's index cannot be used: {error}") from error
         return opened
 
+    async def _bring(self, origin: Origin, ref: ObjectRef, file: IndexFile) -> Path:
+        try:
+            path = await self._fetch(origin, ref, file, self._folder)
+        except OSError as error:
+            log.warning("index not kept in the cache", reason=str(error))
+            try:
+                if self._elsewhere is None:
+                    made = await asyncio.to_thread(tempfile.mkdtemp, prefix="feedrack-indexes-")
+                    self._elsewhere = Path(made)
+                return await self._fetch(origin, ref, file, self._elsewhere)
+            except OSError as worse:
+                raise TierUnavailable(f"no disk takes a pack's index: {worse}") from worse
+        self._count(file.size_bytes)
+        return path
+
     async def _fetch(self, origin: Origin, ref: ObjectRef, file: IndexFile, folder: Path) -> Path:
         """Brings the index into `folder`, checked before it has its name there."""
         await asyncio.to_thread(folder.mkdir, 0o700, True, True)
@@ -104,36 +133,38 @@ class IndexFiles:
         try:
             # Not in a thread: a file that is opened behind a cancelled wait is nobody's to close.
             with _new(coming) as target:
-                await _receive(origin, ref, file, target)
+                await self._receive(origin, ref, file, target)
             await asyncio.to_thread(coming.replace, path)
         except BaseException:
             coming.unlink(missing_ok=True)
             raise
         return path
 
+    async def _receive(
+        self, origin: Origin, ref: ObjectRef, file: IndexFile, target: BinaryIO
+    ) -> None:
+        """Writes the object to `target`. TierUnavailable where it is not what it should be."""
+        try:
+            opened = await origin.open(ref)
+        except NoSuchKey as error:
+            raise VersionChanged(f"{ref.key} is gone") from error
+        digest = hashlib.sha256()
+        received_bytes = 0
+        try:
+            async for block in opened.blocks():
+                received_bytes += len(block)
+                if received_bytes > file.size_bytes:
+                    break
+                await asyncio.to_thread(_take, target, digest.update, block)
+        finally:
+            await opened.close()
+        if (received_bytes, digest.hexdigest()) != (file.size_bytes, file.sha256):
+            self._damaged[file.sha256] = time.monotonic()
+            raise TierUnavailable(f"{ref.key} is not the index its manifest names")
+
     def _count(self, size_bytes: int) -> None:
         self._taken_bytes += size_bytes
         self._taken(self._taken_bytes)
-
-
-async def _receive(origin: Origin, ref: ObjectRef, file: IndexFile, target: BinaryIO) -> None:
-    """Writes the object to `target`. TierUnavailable where it is not what it should be."""
-    try:
-        opened = await origin.open(ref)
-    except NoSuchKey as error:
-        raise VersionChanged(f"{ref.key} is gone") from error
-    digest = hashlib.sha256()
-    received_bytes = 0
-    try:
-        async for block in opened.blocks():
-            received_bytes += len(block)
-            if received_bytes > file.size_bytes:
-                break
-            await asyncio.to_thread(_take, target, digest.update, block)
-    finally:
-        await opened.close()
-    if (received_bytes, digest.hexdigest()) != (file.size_bytes, file.sha256):
-        raise TierUnavailable(f"{ref.key} is not the index its manifest names")
 
 
 def _new(path: Path) -> BinaryIO:
@@ -145,20 +176,22 @@ def _take(target: BinaryIO, hashed: Callable[[bytes], None], block: bytes) -> No
     target.write(block)
 
 
-def _is_whole(path: Path, file: IndexFile) -> bool:
-    """Whether the file is here and what it should be; what is not, is removed."""
+def _look(path: Path, file: IndexFile) -> tuple[bool, int]:
+    """Whether the file is here and what it should be; what is not is removed: its bytes."""
     try:
         with path.open("rb") as found:
             digest = hashlib.file_digest(found, "sha256")
+            size_bytes = os.fstat(found.fileno()).st_size
+        if (size_bytes, digest.hexdigest()) == (file.size_bytes, file.sha256):
+            # Of use: not to be removed at the next start.
+            with suppress(OSError):
+                os.utime(path)
+            return True, 0
+        log.error("damaged index removed", path=str(path))
+        path.unlink()
     except OSError:
-        return False
-    if path.stat().st_size == file.size_bytes and digest.hexdigest() == file.sha256:
-        # Of use: not to be removed at the next start.
-        os.utime(path)
-        return True
-    log.error("damaged index removed", path=str(path))
-    path.unlink()
-    return False
+        return False, 0
+    return False, size_bytes
 
 
 def _tidy(folder: Path) -> int:
@@ -167,6 +200,8 @@ def _tidy(folder: Path) -> int:
     try:
         for path in folder.iterdir():
             status = path.stat()
+            if not stat.S_ISREG(status.st_mode):
+                continue
             if path.suffix != ".lmdb" or time.time() - status.st_mtime > _KEEP_SECONDS:
                 path.unlink()
             else:

@@ -95,6 +95,13 @@ class PacksHolder:
             return None
         return pack.view.packed(ref.key)
 
+    def _left(self, ref: ObjectRef) -> PackedObject | None:
+        """What a pack has of a key that the origin does not have, as far as is known."""
+        pack = self._find(ref)
+        if pack is None or pack.view is None:
+            return None
+        return pack.view.left(ref.key)
+
     async def _lost(self, own: ObjectRef) -> None:
         """A file of a pack is gone: looks which manifest is the highest."""
         for pack in self._packs(own.bucket).under(""):

@@ -40,6 +40,8 @@ from packer.format.manifest import decode_manifest, sequence_of
 
 _SETTLED_SECONDS = 20.0
 _LOG_AT_ONCE = 16
+# Statuses that say nothing but to ask again.
+_LATER = (408, 429)
 
 log = structlog.get_logger()
 
@@ -65,6 +67,7 @@ class Pack:
         # The manifest in use, and the highest known: they differ while an index is on its way.
         self.manifest = manifest
         self.highest = manifest
+        self._used: Manifest | None = None
         self.view: PackView | None = None
         self.overrides = Overrides(manifest.overrides_through)
         # Whoever takes records into the log's picture, be they read or appended.
@@ -98,9 +101,9 @@ class Pack:
             await self.switched()
 
     async def switched(self) -> None:
-        """Waits until the highest manifest known is the one in use."""
-        while self._switching is not None:
-            await asyncio.shield(self._switching)
+        """Returns once the highest manifest known is the one in use. TierUnavailable."""
+        while self._used is not self.highest:
+            await asyncio.shield(self._switching or self._begin_switch())
 
     def refresh(self) -> None:
         """Confirms behind the answer that is being given."""
@@ -114,11 +117,6 @@ class Pack:
         else:
             self.overrides.add(sequence, batch)
         self.changed()
-
-    async def open(self) -> None:
-        """Brings in the pack that was found. Raises what reading it does."""
-        self._begin_switch()
-        await self.switched()
 
     async def close(self) -> None:
         for latest in (self.manifests, self.log):
@@ -150,15 +148,15 @@ class Pack:
 
     async def _look_at_manifests(self) -> None:
         manifest = await highest(self._origin, self._bucket, self.place.manifests)
-        if manifest is None or manifest.generation <= self.highest.generation:
-            return
-        if manifest.prefix != self.prefix:
-            raise TierUnavailable(f"{self.place.root} holds a pack of another prefix")
-        self.highest = manifest
-        self.changed()
-        if self._switching is None:
+        if manifest is not None and manifest.generation > self.highest.generation:
+            if manifest.prefix != self.prefix:
+                raise TierUnavailable(f"{self.place.root} holds a pack of another prefix")
+            self.highest = manifest
+            self.changed()
+        if self._used is not self.highest and self._switching is None:
+            # New, or it could not be brought in the last time.
             self._begin_switch()
-        if manifest.state != "whole":
+        if self.highest.state != "whole":
             await self.switched()
 
     async def _look_at_log(self) -> None:
@@ -179,13 +177,15 @@ class Pack:
         if self.manifest is before:
             raise TierUnavailable(f"the log of {self.prefix!r}: {gap}") from gap
 
-    def _begin_switch(self) -> None:
+    def _begin_switch(self) -> asyncio.Task[None]:
         async def switch() -> None:
             try:
-                manifest = None
-                while manifest is not self.highest:
-                    manifest = self.highest
-                    await self._switch(manifest)
+                while self._used is not self.highest:
+                    await self._switch(self.highest)
+            except TierUnavailable:
+                raise
+            except (FeedrackError, OverrideError) as error:
+                raise TierUnavailable(f"the pack of {self.prefix!r}: {error!r}") from error
             finally:
                 self._switching = None
 
@@ -193,8 +193,9 @@ class Pack:
             if not task.cancelled() and (error := task.exception()) is not None:
                 log.warning("pack not taken over", prefix=self.prefix, reason=str(error))
 
-        self._switching = asyncio.create_task(switch())
-        self._switching.add_done_callback(over)
+        self._switching = task = asyncio.create_task(switch())
+        task.add_done_callback(over)
+        return task
 
     async def _switch(self, manifest: Manifest) -> None:
         opened = None
@@ -207,14 +208,13 @@ class Pack:
                 if manifest.state != "dropped":
                     for sequence, batch in await self.read_log(overrides):
                         overrides.add(sequence, batch)
-            except BaseException as error:
+            except BaseException:
                 if opened is not None:
                     await self._files.close(opened, forget=False)
-                if isinstance(error, OverrideError):
-                    raise TierUnavailable(f"the log of {self.prefix!r}: {error}") from error
                 raise
             before, self.opened = self.opened, opened
-            self.manifest, self.overrides = manifest, overrides
+            self.manifest = self._used = manifest
+            self.overrides = overrides
             self.view = None
             if opened is not None:
                 self.view = PackView(
@@ -331,42 +331,47 @@ class BucketPacks:
         except NoSuchBucket:
             return
         except S3Error as error:
-            if error.status >= 500:
+            if error.status >= 500 or error.status in _LATER:
                 raise TierUnavailable(f"the origin's packs cannot be listed: {error}") from error
             # Who may not list this bucket can have no packs in it.
             log.info("packs cannot be listed", bucket=self._bucket, reason=str(error))
             return
         for root in found:
             pack = self._places.get(root)
-            if root not in self._places:
+            if pack is None:
                 await self._take_in(root)
-            elif pack is not None and pack.view is None:
+            elif pack.view is None:
                 pack.manifests.refresh()
 
     async def _take_in(self, root: str) -> None:
         try:
             manifest = await highest(self._origin, self._bucket, f"{root}manifests/")
-        except ManifestError:
-            log.exception("pack not understood", bucket=self._bucket, place=root)
-            self._places[root] = None
+        except ManifestError as error:
+            self._leave_alone(root, str(error))
             return
         if manifest is None:
             # Somebody is about to begin: look again.
             return
         pack = Pack(self._origin, self._bucket, manifest, self._files, self._now)
         if pack.place.root != root:
-            log.error("a pack in the wrong place", bucket=self._bucket, place=root)
-            self._places[root] = None
+            self._leave_alone(root, f"it belongs to {manifest.prefix!r}, in another place")
             return
         begun = self._now()
-        try:
-            await pack.open()
-        except FeedrackError:
-            await pack.close()
-            raise
-        pack.manifests.at = pack.log.at = begun
         self._places[root] = self._packs[manifest.prefix] = pack
         self._lengths = sorted({len(prefix) for prefix in self._packs}, reverse=True)
+        try:
+            await pack.switched()
+        except TierUnavailable as error:
+            # Its keys wait for it, and no others.
+            log.warning("pack not brought in", place=root, reason=str(error))
+        else:
+            pack.manifests.at = pack.log.at = begun
+
+    def _leave_alone(self, root: str, reason: str) -> None:
+        """A place that is not understood; it is looked at again, for there may be a newer pack."""
+        if root not in self._places:
+            log.error("pack not understood", bucket=self._bucket, place=root, reason=reason)
+        self._places[root] = None
 
 
 async def highest(origin: Origin, bucket: str, manifests: str) -> Manifest | None:

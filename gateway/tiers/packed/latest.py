@@ -1,9 +1,12 @@
-"""How old an answer is that is asked for again and again: by when its question was put."""
+"""What is asked of the origin again and again: once at a time, and dated by when it was asked."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
 
 import structlog
+
+from gateway.errors import FeedrackError, TierUnavailable
+from packer.format import ManifestError, OverrideError
 
 # After a question that failed, the next one for nobody in particular waits so long.
 _PAUSE_SECONDS = 1.0
@@ -13,7 +16,7 @@ log = structlog.get_logger()
 
 class Latest:
     """A question that is put again and again, once at a time. `at` is when the last question that
-    was answered had been put; `ask` may raise, and then nothing was learned."""
+    was answered had been put. Where `ask` fails nothing was learned: TierUnavailable."""
 
     def __init__(self, ask: Callable[[], Awaitable[None]], now: Callable[[], float]) -> None:
         self._ask = ask
@@ -57,6 +60,11 @@ class Latest:
             await self._ask()
             if doubts == self._doubts:
                 self.at = begun
+        except TierUnavailable:
+            raise
+        except (FeedrackError, ManifestError, OverrideError) as error:
+            # Whoever reads or writes an object asked for none of this: it is no answer to them.
+            raise TierUnavailable(f"packs cannot be looked at: {error!r}") from error
         finally:
             # Not in a callback: who goes on waiting must find that it is over.
             self._task = None

@@ -12,7 +12,8 @@ from gateway.model.objects import ListPage, ObjectEntry
 from gateway.tiers.packed.view import Listed, PackView, Unsure
 from packer.format.index import beyond, common_prefix
 
-# Greater than every key that begins with what it is put behind: no UTF-8 goes further.
+# Greater than nearly every key that begins with what it is put behind: no UTF-8 goes further. What
+# begins with both is left out a page at a time.
 LAST = "\U0010ffff"
 
 # What is known by now of keys that the log is unsure of; None: not there.
@@ -58,6 +59,9 @@ def piece(
             if entry is None:
                 if isinstance(listed, Unsure) and listed.key not in resolved:
                     unsure.append(listed.key)
+                    if len(unsure) >= limit:
+                        # They may fill the page.
+                        return Piece(unsure=tuple(unsure))
                 continue
             if len(objects) + len(prefixes) >= limit:
                 return Piece(tuple(objects), tuple(prefixes), last, tuple(unsure))
@@ -110,7 +114,7 @@ def skipped(after: str, hidden: list[str]) -> str:
     """Where the origin's listing goes on: beyond the hidden prefix that it has come to."""
     for prefix in hidden:
         if after.startswith(prefix):
-            return prefix + LAST
+            return max(after, prefix + LAST, key=str.encode)
     return after
 
 

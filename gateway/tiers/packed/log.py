@@ -8,14 +8,13 @@ cannot be appended is not acknowledged; what it did at the origin, the next pack
 """
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
-
-from msgspec import Struct
+from collections.abc import AsyncIterator, Callable, Collection
+from contextlib import asynccontextmanager
 
 from gateway.errors import (
     ConditionalRequestConflict,
     FeedrackError,
+    NoSuchKey,
     PreconditionFailed,
     TierUnavailable,
 )
@@ -33,6 +32,8 @@ from packer.format import (
 
 _MOST_RECORDS = 1000
 _CONFLICT_SECONDS = 0.05
+# So often in a row "another write of that name is under way" is believed.
+_MOST_CONFLICTS = 100
 _ABSENT = WriteConditions(if_none_match_any=True)
 _JSON = {"content-type": "application/json"}
 
@@ -40,9 +41,12 @@ _JSON = {"content-type": "application/json"}
 Mixed = Callable[[str], bool]
 
 
-class _Flight(Struct):
-    count: int = 0
-    mixed: bool = False
+class _Flight:
+    def __init__(self) -> None:
+        self.count = 0
+        self.mixed = False
+        self.alone = False
+        self.over = asyncio.Event()
 
 
 class Flights:
@@ -51,11 +55,18 @@ class Flights:
     def __init__(self) -> None:
         self._flights: dict[tuple[str, str], _Flight] = {}
 
-    @contextmanager
-    def of(self, bucket: str, keys: Iterable[str]) -> Iterator[Mixed]:
+    @asynccontextmanager
+    async def of(
+        self, bucket: str, keys: Collection[str], *, alone: bool = False
+    ) -> AsyncIterator[Mixed]:
         """Stands for a write of `keys`, each named once, while it lasts; says of each whether
-        another write of it was under way meanwhile."""
+        another write of it was under way meanwhile. `alone`: waits until there is none, and keeps
+        others waiting."""
+        while (busy := self._busy(bucket, keys, alone=alone)) is not None:
+            await busy.over.wait()
         entered = {key: self._enter((bucket, key)) for key in keys}
+        for flight in entered.values():
+            flight.alone = alone
         try:
             yield lambda key: entered[key].mixed
         finally:
@@ -63,6 +74,15 @@ class Flights:
                 flight.count -= 1
                 if not flight.count:
                     del self._flights[bucket, key]
+                    flight.over.set()
+
+    def _busy(self, bucket: str, keys: Collection[str], *, alone: bool) -> _Flight | None:
+        """A write that must end before one of these may begin."""
+        for key in keys:
+            flight = self._flights.get((bucket, key))
+            if flight is not None and (alone or flight.alone):
+                return flight
+        return None
 
     def _enter(self, name: tuple[str, str]) -> _Flight:
         flight = self._flights.setdefault(name, _Flight())
@@ -104,7 +124,8 @@ class OverrideLog:
                 except asyncio.CancelledError:
                     raise
                 except Exception as error:
-                    known = isinstance(error, FeedrackError)
+                    # Nobody asked for a record of the log by name.
+                    known = isinstance(error, FeedrackError) and not isinstance(error, NoSuchKey)
                     failure = error if known else TierUnavailable(f"log of overrides: {error!r}")
                     for _, future in taken:
                         if not future.done():
@@ -132,6 +153,7 @@ class OverrideLog:
         pack = self._pack
         batch = OverrideBatch(node=self._node, records=tuple(records))
         body = encode_overrides(batch)
+        conflicts = 0
         while True:
             async with pack.turn:
                 sequence = pack.overrides.through + 1
@@ -140,6 +162,9 @@ class OverrideLog:
                     await self._origin.put(ref, BytesBody(body), _JSON, _ABSENT)
                 except ConditionalRequestConflict:
                     # AWS: another write of that name is under way. It will be there, or fail.
+                    conflicts += 1
+                    if conflicts == _MOST_CONFLICTS:
+                        raise TierUnavailable("the log of overrides takes no record") from None
                     await asyncio.sleep(_CONFLICT_SECONDS)
                     continue
                 except PreconditionFailed:

@@ -46,6 +46,10 @@ class PackedOrigin(PackedWriting):
     ) -> ListPage:
         packs = self._packs(bucket)
         await packs.known()
+        for pack in packs.under(prefix):
+            if pack.view is None:
+                # One that is begun has none; one that could not be brought in must not seem empty.
+                await pack.switched()
         under = [pack for pack in packs.under(prefix) if pack.view is not None]
         hidden = [RESERVED, *(pack.prefix for pack in under)]
         pieces = [

@@ -12,6 +12,7 @@ import xxhash
 
 from gateway.errors import (
     InvalidPartNumber,
+    InvalidRange,
     NoSuchKey,
     TierUnavailable,
     VersionChanged,
@@ -171,7 +172,7 @@ class PackedReading(PacksHolder):
         if ref.version_id is not None:
             return None
         await self._packs(ref.bucket).confirmed(ref.key, moment)
-        return self._packed(ref)
+        return self._left(ref)
 
     async def _open_packed(self, packed: PackedObject, wanted: ByteRange | None) -> "PackedOpened":
         size_bytes = packed.info.size_bytes
@@ -188,6 +189,8 @@ class PackedReading(PacksHolder):
         """A shard, or bytes of one. Its name says what is in it: no ETag is asked for."""
         try:
             return await self._origin.open(ref, wanted=wanted)
+        except InvalidRange as error:
+            raise TierUnavailable(f"{ref.key} at the origin is cut short") from error
         except NoSuchKey as error:
             # Its pack has been replaced, or dropped: who reads on has to look again.
             await self._lost(ref)
@@ -215,17 +218,24 @@ class PackedOpened:
         async for block in self._opened.blocks():
             self._took(block)
             yield block
+        self._ended()
 
     async def read_into(self, memory: memoryview) -> int:
         if self._opened is None or not self._left_bytes:
             return 0
         size_bytes = await self._opened.read_into(memory[: self._left_bytes])
+        if not size_bytes:
+            self._ended()
         self._took(memory[:size_bytes])
         return size_bytes
 
     async def close(self) -> None:
         if self._opened is not None:
             await self._opened.close()
+
+    def _ended(self) -> None:
+        if self._left_bytes:
+            raise TierUnavailable("a shard at the origin is cut short: verify the pack")
 
     def _took(self, block: bytes | memoryview) -> None:
         self._left_bytes -= len(block)

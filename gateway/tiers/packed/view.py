@@ -38,7 +38,6 @@ class PackedObject(Struct, frozen=True):
     info: ObjectInfo
     at: PackedAt
     tags: Tags
-    generation: int
 
 
 class Unsure(Struct, frozen=True):
@@ -101,9 +100,19 @@ class PackView:
             self._last = key, self._look_up(key)
         return self._last[1]
 
-    def may_be_alone(self, packed: PackedObject) -> bool:
-        """Whether the object's original may have been deleted for being packed."""
-        return packed.generation <= self.manifest.originals_gone_through
+    def left(self, key: str) -> PackedObject | None:
+        """What the pack has of a key that the origin does not have: as `packed`, and where it was
+        only written, by several nodes, the last time with the packed bytes. They were not deleted
+        then, but the original was, for being packed."""
+        packed = self.packed(key)
+        stand = self.overrides.get(key)
+        if packed is not None or stand is None or not stand.written:
+            return packed
+        record = self._index.get(key.encode())
+        if record is None or record.shard is None:
+            return None
+        same = stand.override.etag == etag_text(record.etag)
+        return self._packed(record, stand.override) if same else None
 
     def walk(self, start: bytes) -> Iterator[tuple[bytes, Listed]]:
         """Every key from `start` on, in order of bytes, as a listing has it. What changes the view
@@ -155,7 +164,7 @@ class PackView:
             checksum_type=_checksum_type(record.checksums),
         )
         at = PackedAt(self._shards[record.shard], record.offset, record.size_bytes, record.checksum)
-        return PackedObject(info, at, tags, record.generation)
+        return PackedObject(info, at, tags)
 
     def _written(self, key: str) -> Listed | None:
         stand = self.overrides.get(key)

@@ -4,11 +4,11 @@ A condition on a packed key whose original may be gone cannot be left to the ori
 know of it: it is looked at here, and what the origin must then hold (nothing) is its condition.
 """
 
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from urllib.parse import urlencode
 
-from gateway.errors import NoSuchKey, PreconditionFailed
+from gateway.errors import FeedrackError, NoSuchKey, PreconditionFailed
 from gateway.model.body import Body, StreamedBody
 from gateway.model.conditions import Conditions, WriteConditions, check_copy_source
 from gateway.model.objects import (
@@ -40,11 +40,6 @@ class PackedWriting(PackedReading):
         self._flights = Flights()
         self._logs: dict[Pack, OverrideLog] = {}
 
-    async def close(self) -> None:
-        for log in self._logs.values():
-            await log.close()
-        await super().close()
-
     async def put(
         self,
         ref: ObjectRef,
@@ -52,7 +47,7 @@ class PackedWriting(PackedReading):
         headers: Mapping[str, str],
         conditions: WriteConditions,
     ) -> PutResult:
-        with self._writing(ref) as mixed:
+        async with self._writing(ref) as mixed:
             at_origin = await self._conditions(ref, conditions)
             result = await self._origin.put(ref, body, headers, at_origin)
             return await self._written(ref, result, mixed)
@@ -69,7 +64,7 @@ class PackedWriting(PackedReading):
         checksum_algorithm: str | None,
     ) -> PutResult:
         packed = await self._alone(source)
-        with self._writing(target) as mixed:
+        async with self._writing(target) as mixed:
             at_origin = await self._conditions(target, conditions)
             if packed is None:
                 result = await self._origin.copy(
@@ -134,7 +129,7 @@ class PackedWriting(PackedReading):
         checksum_type: ChecksumType | None,
         headers: Mapping[str, str],
     ) -> PutResult:
-        with self._writing(ref) as mixed:
+        async with self._writing(ref) as mixed:
             result = await self._origin.complete_upload(
                 ref,
                 upload_id,
@@ -147,27 +142,35 @@ class PackedWriting(PackedReading):
             return await self._written(ref, result, mixed)
 
     async def delete(self, ref: ObjectRef, conditions: WriteConditions) -> DeleteResult:
-        with self._writing(ref) as mixed:
-            packed = await self._alone(ref) if conditions else None
-            if packed is not None:
+        async with self._writing(ref) as mixed:
+            of_version = ref.version_id is not None
+            packed = await self._alone(ref.current) if conditions or of_version else None
+            if packed is not None and not of_version:
                 _check(conditions, packed.info)
                 conditions = WriteConditions()
             result = await self._origin.delete(ref, conditions)
-            await self._deleted(ref.bucket, [(ref.key, ref.version_id)], mixed)
+            alone = {ref.key} if packed is not None else set()
+            await self._deleted(ref.bucket, [(ref.key, ref.version_id)], alone, mixed)
         return result
 
     async def delete_many(
         self, bucket: str, objects: Sequence[tuple[str, str | None]]
     ) -> list[DeleteResult]:
         keys = list(dict.fromkeys(key for key, _ in objects))
-        with self._flights.of(bucket, keys) as mixed:
+        async with self._flights.of(bucket, keys) as mixed:
+            versions = dict.fromkeys(key for key, version_id in objects if version_id is not None)
+            alone = {
+                key
+                for key in versions
+                if await self._alone(ObjectRef(self.name, bucket, key)) is not None
+            }
             results = await self._origin.delete_many(bucket, objects)
             gone = [
                 named
                 for named, result in zip(objects, results, strict=True)
                 if result.error_code is None
             ]
-            await self._deleted(bucket, gone, mixed)
+            await self._deleted(bucket, gone, alone, mixed)
         return results
 
     async def put_tags(self, ref: ObjectRef, tags: Sequence[tuple[str, str]]) -> None:
@@ -180,49 +183,44 @@ class PackedWriting(PackedReading):
         if request.method in _READING or not request.key or ("select", "") in request.query:
             return await self._origin.relay(request, body)
         ref = ObjectRef(self.name, request.bucket, request.key)
-        with self._writing(ref):
+        async with self._writing(ref) as mixed:
             answer = await self._origin.relay(request, body)
-            pack = await self._packs(ref.bucket).settled(ref.key)
-            if pack is not None and answer.status < 400:
+            if answer.status < 400:
                 # It may have been a PutObject with an object lock, or have changed nothing.
-                await self._log(pack, [Override(op="unsure", key=ref.key)])
+                await self._changed(ref, mixed)
         return answer
 
     async def _tag(self, ref: ObjectRef, tags: Tags) -> None:
-        with self._writing(ref) as mixed:
-            packed = await self._alone(ref)
-            if packed is None or ref.version_id is not None:
+        # By itself: the record that two writes of a key overlapped sends whoever asks for it to the
+        # origin, where this one may have left nothing.
+        async with self._flights.of(ref.bucket, [ref.key], alone=True) as mixed:
+            packed = None if ref.version_id is not None else await self._alone(ref)
+            if packed is None:
                 if tags:
                     await self._origin.put_tags(ref, tags)
                 else:
                     await self._origin.delete_tags(ref)
-            pack = await self._packs(ref.bucket).settled(ref.key)
-            if pack is None:
-                return
-            packed = self._packed(ref)
+                packed = self._packed(ref)
             if packed is None:
-                info = await self._origin.head(ref)
-            else:
+                await self._changed(ref, mixed)
+                return
+            pack = await self._packs(ref.bucket).settled(ref.key)
+            if pack is not None:
                 # Its bytes stay the pack's, and nothing else of it changes.
-                info = packed.info
-            await self._log(pack, [self._fact(ref, info, tags, mixed)])
+                await self._log(pack, [self._fact(ref, packed.info, tags, mixed)])
 
-    def _writing(self, ref: ObjectRef) -> AbstractContextManager[Mixed]:
+    def _writing(self, ref: ObjectRef) -> AbstractAsyncContextManager[Mixed]:
         return self._flights.of(ref.bucket, [ref.key])
 
     async def _alone(self, ref: ObjectRef) -> PackedObject | None:
         """The packed object whose original the origin may not have any more."""
-        begun = self._now()
-        packed = await self._asked(ref, begun)
-        pack = self._find(ref)
-        if packed is None or pack is None or pack.view is None:
-            return None
-        if not pack.view.may_be_alone(packed):
+        await self._asked(ref, self._now())
+        if self._left(ref) is None:
             return None
         try:
             await self._origin.head(ref)
         except NoSuchKey:
-            return self._packed(ref)
+            return self._left(ref)
         return None
 
     async def _conditions(self, ref: ObjectRef, conditions: WriteConditions) -> WriteConditions:
@@ -238,20 +236,50 @@ class PackedWriting(PackedReading):
         pack = await self._packs(ref.bucket).settled(ref.key)
         if pack is None:
             return result
-        info = result.info if result.info is not None else await self._origin.head(ref)
-        if info.etag == result.etag:
-            tags = await self._origin.get_tags(ref) if _COUNT in info.headers else ()
-            override = self._fact(ref, info, tags, mixed)
-        else:
-            override = Override(op="unsure", key=ref.key)
+        override = Override(op="unsure", key=ref.key)
+        try:
+            info = result.info if result.info is not None else await self._origin.head(ref)
+            if info.etag == result.etag:
+                override = await self._told(ref, info, mixed)
+        except FeedrackError:
+            # It is written, and that is what the client asked for; another may have written since.
+            pass
         await self._log(pack, [override])
         return result
 
+    async def _changed(self, ref: ObjectRef, mixed: Mixed) -> None:
+        """Logs what the origin has now, after something was done to an object or a version of its
+        own. Where it has none, nothing was changed."""
+        pack = await self._packs(ref.bucket).settled(ref.key)
+        if pack is None:
+            return
+        try:
+            info = await self._origin.head(ref.current)
+            override = await self._told(ref.current, info, mixed)
+        except NoSuchKey:
+            return
+        except FeedrackError:
+            override = Override(op="unsure", key=ref.key)
+        await self._log(pack, [override])
+
+    async def _told(self, ref: ObjectRef, info: ObjectInfo, mixed: Mixed) -> Override:
+        tags = await self._origin.get_tags(ref) if _COUNT in info.headers else ()
+        return self._fact(ref, info, tags, mixed)
+
     async def _deleted(
-        self, bucket: str, objects: Sequence[tuple[str, str | None]], mixed: Mixed
+        self,
+        bucket: str,
+        objects: Sequence[tuple[str, str | None]],
+        alone: Collection[str],
+        mixed: Mixed,
     ) -> None:
+        """Logs what was deleted. `alone`: the keys of which the origin had nothing but versions."""
         records: dict[Pack, list[Override]] = {}
         for key, version_id in objects:
+            if version_id is not None and key in alone:
+                # An old version, and nothing changed; or what hid one, and that is there again.
+                await self._changed(ObjectRef(self.name, bucket, key), mixed)
+                continue
             pack = await self._packs(bucket).settled(key)
             if pack is not None:
                 sure = version_id is None and not mixed(key)
@@ -272,6 +300,11 @@ class PackedWriting(PackedReading):
             headers={name: value for name, value in info.headers.items() if name != _COUNT},
             tags=tags,
         )
+
+    async def close(self) -> None:
+        for log in self._logs.values():
+            await log.close()
+        await super().close()
 
     async def _log(self, pack: Pack, overrides: list[Override]) -> None:
         log = self._logs.get(pack)
