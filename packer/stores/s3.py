@@ -40,6 +40,7 @@ class S3Store:
         self.is_gateway = False
         self.bypassed = False
         self._ahead_seconds = 0.0
+        self._date = ""
         self._client = S3Client(target)
 
     @property
@@ -245,8 +246,11 @@ class S3Store:
         )
 
     def _check(self, answer: Answer, doing: str) -> None:
-        if "date" in answer.headers:
-            self._ahead_seconds = http_seconds(answer.headers["date"]) - time.time()
+        date = answer.headers.get("date", "")
+        # A date says whole seconds: it is nearest to the truth when it is first seen.
+        if date and date != self._date:
+            self._ahead_seconds = http_seconds(date) - time.time()
+            self._date = date
         if "x-feedrack-node" in answer.headers:
             self.is_gateway = True
             self.bypassed = answer.headers.get(BYPASS_HEADER) == BYPASS

@@ -9,6 +9,6 @@ import pytest
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library than glibc")
 def test_glibc_takes_the_choice() -> None:
-    asked = "from packer.arenas import keep_few; print(keep_few())"
+    asked = "from packer.heaps import tune; print(tune())"
     done = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True)
     assert done.stdout == "True\n", done.stderr
