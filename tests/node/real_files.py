@@ -82,7 +82,6 @@ def list_all(client: Any, bucket: str, prefix: str = "") -> dict[str, tuple[int,
         item["Key"]: (item["Size"], item["ETag"], item["LastModified"].isoformat())
         for page in pages
         for item in page.get("Contents", ())
-        if not item["Key"].startswith(".feedrack/")
     }
 
 

@@ -72,6 +72,12 @@ def assert_served(
     assert [key for key in before if now[key] != before[key]] == []
 
 
+def originals(node: GatewayProcess) -> dict[str, Path]:
+    """The objects' own files in the origin's folder."""
+    files = files_of(node.folder / "origin" / BUCKET)
+    return {key: path for key, path in files.items() if not key.startswith(".feedrack")}
+
+
 def assert_unpacked(folder: Path, before: Mapping[str, Seen]) -> None:
     """Every object is a file with its bytes and its time, and the rest is told beside it."""
     files = files_of(folder)
@@ -136,6 +142,14 @@ def test_openmoji_through_a_node(
     )
     assert_unpacked(tmp_path / "out", before)
 
+    gone = packer(url, tmp_path, "pack", dataset, "--delete-originals")["deleted_originals"]
+    assert (gone["objects"], gone["failed"]) == (report["packed_objects"], 0)
+    assert originals(node).keys() <= set(large)
+    assert_served(node, before, listing)
+    node.stop()
+    node.start()
+    assert_served(node, before, listing)
+
     packer(url, tmp_path, "unpack", dataset, "--to", "s3://other/again/")
     others = get_all(node.endpoint_url, "other", [f"again/{key}" for key in before])
     for key, seen in before.items():
@@ -166,13 +180,19 @@ def test_papirus_beside_a_node(
     }
 
     url, dataset = f"file://{origin}", f"s3://{BUCKET}/"
+    times = {key: path.stat().st_mtime_ns // 1_000_000 for key, path in files.items()}
     report = packer(url, tmp_path, "pack", dataset, "--settle", 0, "--shard-size", "4MiB")["report"]
     assert (report["packed_objects"], report["left_out_count"]) == (len(files), 0)
     assert_served(node, before, listing)
     assert packer(url, tmp_path, "verify", dataset)["damaged_count"] == 0
+    packer(url, tmp_path, "pack", dataset, "--delete-originals")
+    assert not originals(node)
+    # What was done beside it a node notices in time; what starts knows it at once.
+    node.stop()
+    node.start()
+    assert_served(node, before, listing)
     packer(url, tmp_path, "unpack", dataset, "--to", tmp_path / "out")
     assert_unpacked(tmp_path / "out", before)
-    times = {key: path.stat().st_mtime_ns // 1_000_000 for key, path in files.items()}
     again = files_of(tmp_path / "out")
     assert {key: again[key].stat().st_mtime_ns // 1_000_000 for key in files} == times
 
