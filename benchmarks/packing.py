@@ -10,10 +10,9 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 import click
 import msgspec
@@ -24,11 +23,10 @@ from benchmarks import report
 from benchmarks.copying import Asked, Told
 from benchmarks.mixes import Mix, even, write_files
 from benchmarks.node import Feedrack
+from benchmarks.packed import KEYS, Packed, packer, report_of
 from benchmarks.server import (
-    ACCESS_KEY,
     HOST,
     READ_BUCKET,
-    SECRET_KEY,
     PeerMissingError,
     client_cores,
     work_folder,
@@ -89,7 +87,6 @@ class Pair(Struct, frozen=True, kw_only=True):
     mix: Mix
     packing: list[Turn]
     copying: list[Turn]
-    shard_bytes: int
     index_bytes: int
 
     def ratio(self, figure: str) -> float:
@@ -119,7 +116,6 @@ class _Bench:
         self._folder = folder
         self._console = console
         self.wrong: list[str] = []
-        self._packer = str(Path(sys.executable).parent / "packer")
 
     def pair(self, mix: Mix, rounds: int) -> Pair:
         """Both ways in turns, the first of them changing from round to round."""
@@ -127,7 +123,7 @@ class _Bench:
         write_files(self._origin.data / READ_BUCKET, mix, sizes)
         self._copy(mix)
         found: dict[str, list[Turn]] = {"packing": [], "copying": []}
-        shard_bytes = index_bytes = 0
+        index_bytes = 0
         for number in range(rounds):
             self._console.print(f"{mix.label}: round {number + 1} of {rounds}", style="dim")
             for way in ("packing", "copying") if number % 2 else ("copying", "packing"):
@@ -135,30 +131,30 @@ class _Bench:
                     turn = self._copy(mix)
                 else:
                     turn, said = self._pack(mix)
-                    shard_bytes, index_bytes = said["shard_file_bytes"], said["index_bytes"]
+                    index_bytes = said.index_bytes
                 if (turn.objects, turn.size_bytes) != (len(sizes), sum(sizes)):
                     self.wrong.append(f"{way} {mix.label}: {turn.objects} objects")
                 found[way].append(turn)
-        return Pair(mix=mix, shard_bytes=shard_bytes, index_bytes=index_bytes, **found)
+        return Pair(mix=mix, index_bytes=index_bytes, **found)
 
-    def _pack(self, mix: Mix) -> tuple[Turn, Any]:
+    def _pack(self, mix: Mix) -> tuple[Turn, Packed]:
         dataset = f"s3://{READ_BUCKET}/{mix.prefix}"
         way = [dataset, "--endpoint-url", self._url, "--spool", str(self._folder / "spool")]
         command = [
-            *(self._packer, "pack", *way, "--json", "--settle", "0"),
+            *(packer(), "pack", *way, "--json", "--settle", "0"),
             *("--jobs", str(_JOBS), "--shard-size", f"{_SHARD_BYTES}B"),
         ]
         said, cpu_seconds, peak, anonymous = run(command, b"")
-        told = msgspec.json.decode(said)["report"]
+        told = report_of(said)
         turn = Turn(
-            objects=told["packed_objects"],
-            size_bytes=told["packed_bytes"],
-            seconds=told["seconds"],
+            objects=told.packed_objects,
+            size_bytes=told.packed_bytes,
+            seconds=told.seconds,
             cpu_seconds=cpu_seconds,
             peak_resident_bytes=peak,
             peak_anonymous_bytes=anonymous,
         )
-        run([self._packer, "drop", *way], b"")
+        run([packer(), "drop", *way], b"")
         self._origin.cpu_seconds()
         return turn, told
 
@@ -195,7 +191,7 @@ def run(command: Sequence[str], given: bytes) -> tuple[bytes, float, int, int]:
             command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env={**os.environ, **_KEYS},
+            env={**os.environ, **KEYS},
             preexec_fn=lambda: os.sched_setaffinity(0, cores),  # noqa: PLW1509 - no threads
         ) as process,
     ):
@@ -223,14 +219,6 @@ def _anonymous_bytes(pid: int) -> int:
         if line.startswith("RssAnon:"):
             return int(line.split()[1]) * 1024
     return 0
-
-
-_KEYS: Mapping[str, str] = {
-    "AWS_ACCESS_KEY_ID": ACCESS_KEY,
-    "AWS_SECRET_ACCESS_KEY": SECRET_KEY,
-    "AWS_DEFAULT_REGION": "us-east-1",
-    "AWS_EC2_METADATA_DISABLED": "true",
-}
 
 
 def overhead(mix: Mix, folder: Path) -> Overhead:
