@@ -69,9 +69,9 @@ def verdict(epochs: Sequence[Epoch], packed: Packed) -> str:
     [sequential] = [epoch for epoch in epochs if epoch.packed and epoch.order == "lexical"]
     gets, most = sequential.requests.get("GET", 0), most_gets(packed)
     return (
-        f"Aim: a sequential epoch over the pack costs at most one GET a shard ({packed.shard_files}), "
-        f"one for the index and one for the manifest: at most {most}. Counted at the origin: {gets}, "
-        f"{'reached' if gets <= most else 'missed'}."
+        f"Aim: a sequential epoch over the pack costs at most one GET a shard "
+        f"({packed.shard_files}), one for the index and one for the manifest: at most {most}. "
+        f"Counted at the origin: {gets}, {'reached' if gets <= most else 'missed'}."
     )
 
 
