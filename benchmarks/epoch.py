@@ -11,7 +11,6 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import boto3
 import click
 from msgspec import Struct
 from rich.console import Console
@@ -21,18 +20,10 @@ from benchmarks.counted import CountedOrigin
 from benchmarks.driver import Driver
 from benchmarks.measure import changed, job
 from benchmarks.node import OverS3
-from benchmarks.packed import Packed, make_pack
+from benchmarks.packed import Packed, create_bucket, make_pack
 from benchmarks.reader import Turn, take_turn
 from benchmarks.reading import Asked
-from benchmarks.server import (
-    ACCESS_KEY,
-    HOST,
-    READ_BUCKET,
-    SECRET_KEY,
-    PeerMissingError,
-    Server,
-    work_folder,
-)
+from benchmarks.server import HOST, READ_BUCKET, PeerMissingError, Server, work_folder
 
 _SIZE_BYTES = 4096
 _SHARD_BYTES = 32 * 1024**2
@@ -94,14 +85,7 @@ def table(epochs: Sequence[Epoch]) -> list[str]:
 
 def fill(origin: CountedOrigin, count: int) -> None:
     """Uploads the objects."""
-    client = boto3.client(
-        "s3",
-        endpoint_url=f"http://{HOST}:{origin.port}",
-        aws_access_key_id=ACCESS_KEY,
-        aws_secret_access_key=SECRET_KEY,
-        region_name="us-east-1",
-    )
-    client.create_bucket(Bucket=READ_BUCKET)
+    create_bucket(origin)
     task = job(origin, prefix=_PREFIX, count=count, size_bytes=_SIZE_BYTES, connections=32)
     with Driver() as driver:
         outcome = driver.run(changed(task, mix={"PUT": 1}, timeout_seconds=120.0))

@@ -1,17 +1,10 @@
 """Mixes of small objects: how many, how large, the same in every run."""
 
 import math
-import os
 import random
-import time
-from collections.abc import Sequence
-from pathlib import Path
 
 from msgspec import Struct
 
-from benchmarks import objects
-
-_AGE_SECONDS = 3600
 # Objects of a folder; a folder of a hundred thousand is another benchmark.
 _FOLDER_OBJECTS = 1000
 
@@ -47,17 +40,3 @@ class Mix(Struct, frozen=True, kw_only=True):
 def even(label: str, count: int, size_bytes: int) -> Mix:
     """Objects of one size."""
     return Mix(label=label, count=count, smallest_bytes=size_bytes, largest_bytes=size_bytes)
-
-
-def write_files(bucket: Path, mix: Mix, sizes: Sequence[int]) -> None:
-    """The objects of a mix as files of a bucket's folder, an hour old."""
-    changed = time.time() - _AGE_SECONDS
-    made: set[Path] = set()
-    for number, size_bytes in enumerate(sizes):
-        path = bucket / mix.key(number)
-        if path.parent not in made:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            made.add(path.parent)
-        with path.open("wb") as file:
-            file.writelines(objects.parts(number, size_bytes))
-        os.utime(path, (changed, changed))

@@ -6,10 +6,11 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+import boto3
 import msgspec
 from msgspec import Struct
 
-from benchmarks.server import ACCESS_KEY, READ_BUCKET, SECRET_KEY
+from benchmarks.server import ACCESS_KEY, HOST, READ_BUCKET, SECRET_KEY, Server
 
 KEYS: Mapping[str, str] = {
     "AWS_ACCESS_KEY_ID": ACCESS_KEY,
@@ -42,6 +43,18 @@ def packer() -> str:
 def report_of(said: bytes) -> Packed:
     """What `packer pack --json` says."""
     return msgspec.json.decode(said, type=_Said).report
+
+
+def create_bucket(server: Server) -> None:
+    """The read bucket of a server that serves no files."""
+    client = boto3.client(
+        "s3",
+        endpoint_url=f"http://{HOST}:{server.port}",
+        aws_access_key_id=ACCESS_KEY,
+        aws_secret_access_key=SECRET_KEY,
+        region_name="us-east-1",
+    )
+    client.create_bucket(Bucket=READ_BUCKET)
 
 
 def make_pack(endpoint_url: str, prefix: str, spool: Path, shard_bytes: int) -> Packed:

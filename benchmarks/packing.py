@@ -1,8 +1,8 @@
 """`python -m benchmarks.packing`: `packer pack` beside copying the same bytes by the same client.
 
-Both are processes of their own on the load generator's core, at one endpoint: our gateway over a
-directory, on the servers' core, since a slow origin would hide what packing itself takes. They take
-turns. Writes `packing.md` and `.json`; exit status 1 where something was packed wrongly.
+Both are processes of their own on the load generator's core, at one S3 endpoint: SeaweedFS, on the
+servers' core. They take turns. What the endpoint takes of the time, both wait for; CPU is theirs
+alone. Writes `packing.md` and `.json`; exit status 1 where something was packed wrongly.
 """
 
 import os
@@ -11,6 +11,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from statistics import median
 
@@ -19,11 +21,11 @@ import msgspec
 from msgspec import Struct
 from rich.console import Console
 
-from benchmarks import report
+from benchmarks import objects, report
 from benchmarks.copying import Asked, Told
-from benchmarks.mixes import Mix, even, write_files
-from benchmarks.node import Feedrack
-from benchmarks.packed import KEYS, Packed, packer, report_of
+from benchmarks.mixes import Mix, even
+from benchmarks.packed import KEYS, Packed, create_bucket, packer, report_of
+from benchmarks.seaweedfs import SeaweedFS
 from benchmarks.server import (
     HOST,
     READ_BUCKET,
@@ -34,7 +36,8 @@ from benchmarks.server import (
 from packer.building import build
 from packer.plan import Task
 from packer.reading import Outcome
-from packer.stores.protocol import Got
+from packer.stores.choice import open_store
+from packer.stores.protocol import Deletion, Got
 
 _KIB, _MIB = 1024, 1024**2
 _JOBS = 16
@@ -58,7 +61,7 @@ _SAMPLE_SECONDS = 0.1
 
 
 class Turn(Struct, frozen=True, kw_only=True):
-    """What one process did, and what it took: time without the program's start, all of its CPU."""
+    """What one process did, and what it took, both without the program's start."""
 
     objects: int
     size_bytes: int
@@ -110,17 +113,23 @@ class Overhead(Struct, frozen=True):
 class _Bench:
     """The origin, and the two ways through it."""
 
-    def __init__(self, origin: Feedrack, folder: Path, console: Console) -> None:
+    def __init__(self, origin: SeaweedFS, folder: Path, console: Console) -> None:
         self._url = f"http://{HOST}:{origin.port}"
         self._origin = origin
         self._folder = folder
         self._console = console
         self.wrong: list[str] = []
+        # Where bytecode is not kept, a start compiles all that is imported.
+        self._start_seconds = {
+            "packing": _start_seconds([packer(), "--version"]),
+            "copying": _start_seconds([sys.executable, "-c", "import benchmarks.copying"]),
+        }
 
     def pair(self, mix: Mix, rounds: int) -> Pair:
         """Both ways in turns, the first of them changing from round to round."""
         sizes = mix.sizes()
-        write_files(self._origin.data / READ_BUCKET, mix, sizes)
+        self._console.print(f"{mix.label}: {mix.count:,} uploads", style="dim")
+        upload(self._url, mix, sizes)
         self._copy(mix)
         found: dict[str, list[Turn]] = {"packing": [], "copying": []}
         index_bytes = 0
@@ -150,7 +159,7 @@ class _Bench:
             objects=told.packed_objects,
             size_bytes=told.packed_bytes,
             seconds=told.seconds,
-            cpu_seconds=cpu_seconds,
+            cpu_seconds=cpu_seconds - self._start_seconds["packing"],
             peak_resident_bytes=peak,
             peak_anonymous_bytes=anonymous,
         )
@@ -170,16 +179,38 @@ class _Bench:
         command = [sys.executable, "-m", "benchmarks.copying"]
         said, cpu_seconds, peak, anonymous = run(command, msgspec.json.encode(asked))
         told = msgspec.json.decode(said, type=Told)
-        shutil.rmtree(self._origin.data / READ_BUCKET / "copied")
+        remove(self._url, "copied/")
         self._origin.cpu_seconds()
         return Turn(
             objects=told.objects,
             size_bytes=told.size_bytes,
             seconds=told.seconds,
-            cpu_seconds=cpu_seconds,
+            cpu_seconds=cpu_seconds - self._start_seconds["copying"],
             peak_resident_bytes=peak,
             peak_anonymous_bytes=anonymous,
         )
+
+
+def _start_seconds(command: Sequence[str]) -> float:
+    return median(run(command, b"")[1] for _ in range(3))
+
+
+def upload(endpoint_url: str, mix: Mix, sizes: Sequence[int]) -> None:
+    """Puts the objects of a mix into the read bucket."""
+    with closing(open_store(READ_BUCKET, endpoint_url, None)) as store, ThreadPoolExecutor(8) as at:
+
+        def put(number: int, size_bytes: int) -> None:
+            store.put(mix.key(number), b"".join(objects.parts(number, size_bytes)))
+
+        for _ in at.map(put, range(mix.count), sizes):
+            pass
+
+
+def remove(endpoint_url: str, prefix: str) -> None:
+    """Deletes what is under a prefix of the read bucket. StoreError."""
+    with closing(open_store(READ_BUCKET, endpoint_url, None)) as store:
+        for _, error in store.delete([Deletion(item.key) for item in store.listing(prefix)]):
+            raise error
 
 
 def run(command: Sequence[str], given: bytes) -> tuple[bytes, float, int, int]:
@@ -191,7 +222,6 @@ def run(command: Sequence[str], given: bytes) -> tuple[bytes, float, int, int]:
             command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env={**os.environ, **KEYS},
             preexec_fn=lambda: os.sched_setaffinity(0, cores),  # noqa: PLW1509 - no threads
         ) as process,
     ):
@@ -318,19 +348,20 @@ def main(quick: bool, rounds: int, folder: Path | None) -> None:
         base = Path(work)
         overheads = [overhead(mix, base / "built") for mix in _OVERHEAD]
         try:
-            origin = Feedrack(base / "data", base / "feedrack")
+            origin = SeaweedFS(base / "data", base / "origin")
         except PeerMissingError as error:
             print(f"Packing is not measured: {error}")
             return
-        (base / "data" / READ_BUCKET).mkdir(parents=True)
+        os.environ.update(KEYS)
         with origin:
+            create_bucket(origin)
             bench = _Bench(origin, base, console)
             pairs = [bench.pair(mix, rounds) for mix in mixes]
             versions = [origin.version]
     notes = (
         f"medians of {rounds} interleaved rounds; a ratio is the median of the rounds' own",
         f"{_JOBS} requests at once, shards of {_SHARD_BYTES // _MIB} MiB; origin: {origin.note}",
-        "CPU is all of the client process's, its start included",
+        "time and CPU are the client process's, its start left out",
     )
     lines = report.preamble("Packing", where, versions, notes, command)
     lines += tables(pairs, overheads)

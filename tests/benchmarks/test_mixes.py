@@ -1,14 +1,12 @@
 """A mix is the same objects in every run, and as large as it says."""
 
 import math
-from pathlib import Path
 from statistics import mean
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks import objects
-from benchmarks.mixes import Mix, even, write_files
+from benchmarks.mixes import Mix, even
 
 
 @given(
@@ -36,11 +34,3 @@ def test_keys_come_in_the_order_of_numbers() -> None:
     keys = [mix.key(number) for number in range(mix.count)]
     assert keys == sorted(keys)
     assert all(key.startswith("4KiB/") for key in keys)
-
-
-def test_files_are_the_objects_of_a_mix(tmp_path: Path) -> None:
-    mix = Mix(label="1 KiB..8 KiB", count=5, smallest_bytes=1024, largest_bytes=8192)
-    sizes = mix.sizes()
-    write_files(tmp_path, mix, sizes)
-    found = [(tmp_path / mix.key(number)).read_bytes() for number in range(mix.count)]
-    assert found == [objects.piece(number, 0, size) for number, size in enumerate(sizes)]
