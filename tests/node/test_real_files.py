@@ -33,7 +33,7 @@ Require = Callable[[str, str | None], str]
 parts = pytest.mark.parametrize(
     "every",
     [
-        pytest.param(8, id="a part"),
+        pytest.param(16, id="a part"),
         pytest.param(1, id="all", marks=(pytest.mark.bench, pytest.mark.timeout(1800))),
     ],
 )
@@ -121,7 +121,7 @@ def test_openmoji_through_a_node(
     }
     url, dataset = node.endpoint_url, f"s3://{BUCKET}/"
 
-    report = packer(url, tmp_path, "pack", dataset, "--settle", 0, "--shard-size", "2MiB")["report"]
+    report = packer(url, tmp_path, "pack", dataset, "--settle", 0, "--shard-size", "1MiB")["report"]
     assert report["left_out_count"] == 0
     large = [key for key, path in files.items() if path.stat().st_size > 1024**2]
     assert report["packed_objects"] == len(files) - len(large)
