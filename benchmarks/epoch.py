@@ -7,6 +7,7 @@ status 1 where an object was wrong.
 """
 
 import os
+import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -25,6 +26,7 @@ from benchmarks.reader import Turn, take_turn
 from benchmarks.reading import Asked
 from benchmarks.server import HOST, READ_BUCKET, PeerMissingError, Server, work_folder
 
+_OBJECTS = 100_000
 _SIZE_BYTES = 4096
 _SHARD_BYTES = 32 * 1024**2
 _PREFIX = "small"
@@ -112,16 +114,17 @@ def read_all(origin: CountedOrigin, node: Server, count: int, order: str, *, pac
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("--quick", is_flag=True, help="A tenth of the objects.")
-@click.option("--objects", "count", type=click.IntRange(1000), default=100_000, show_default=True)
+@click.option("--objects", "count", type=click.IntRange(1000), default=_OBJECTS, show_default=True)
 @click.option("--folder", type=click.Path(path_type=Path, file_okay=False, exists=True))
 def main(quick: bool, count: int, folder: Path | None) -> None:
     """Count what cold epochs ask of an origin."""
     where = report.machine()
     console = Console(stderr=True)
-    name = "epoch"
-    command = "python -m benchmarks.epoch"
+    command = shlex.join(["python", "-m", "benchmarks.epoch", *sys.argv[1:]])
+    # A part does not replace the whole.
+    name = "epoch-quick" if quick else "epoch" if count == _OBJECTS else "epoch-part"
     if quick:
-        name, command, count = "epoch-quick", f"{command} --quick", count // 10
+        count //= 10
     with work_folder(folder) as work:
         base = Path(work)
         try:
@@ -130,6 +133,7 @@ def main(quick: bool, count: int, folder: Path | None) -> None:
         except PeerMissingError as error:
             print(f"Epochs are not measured: {error}")
             return
+        versions = [node.version, origin.version]
         # Beside it nobody is measured against anybody: it may have what there is.
         origin.cores = os.sched_getaffinity(0)
         (base / "data").mkdir()
@@ -146,7 +150,6 @@ def main(quick: bool, count: int, folder: Path | None) -> None:
                 for order in ORDERS:
                     console.print(f"epoch, {order}, packed: {is_packed}", style="dim")
                     epochs.append(read_all(origin, node, count, order, packed=is_packed))
-            versions = [node.version, origin.version]
     assert packed is not None
     notes = (
         f"{count:,} objects of 4 KiB, {packed.shard_files} shards of 32 MiB and an index of "
