@@ -1,9 +1,10 @@
-"""`python -m benchmarks.batches`: small packed objects, read in four ways on one machine.
+"""`python -m benchmarks.batches`: small packed objects, read in five ways on one machine.
 
-Single GETs with boto3 in 16 threads; batch requests, and the short circuit, with feedrack's reader;
-and the same objects as a plain tree of files. All of it is in memory. The ways take turns, each a
-process on the load generator's core; the node has the first. Writes `batches.md` and `.json`; exit
-status 1 where an object was wrong, or was not read in the way that was asked for.
+Single GETs with boto3 in 16 threads; batch requests, and the short circuit (copies, and views of
+what is mapped), with feedrack's reader; and the same objects as a plain tree of files. All of it is
+in memory. The ways take turns, each a process on the load generator's core; the node has the first.
+Writes `batches.md` and `.json`; exit status 1 where an object was wrong, or was not read in the way
+that was asked for.
 """
 
 import sys
@@ -26,7 +27,7 @@ from benchmarks.server import HOST, READ_BUCKET, PeerMissingError, work_folder
 
 _KIB, _MIB = 1024, 1024**2
 _SHARD_BYTES = 64 * _MIB
-WAYS: tuple[Way, ...] = ("boto3", "batch", "short circuit", "files")
+WAYS: tuple[Way, ...] = ("boto3", "batch", "short circuit", "views", "files")
 
 
 class Size(Struct, frozen=True, kw_only=True):
@@ -142,7 +143,7 @@ def measure(node: Feedrack, sizes: Sequence[Size], rounds: int, console: Console
 @click.option("--rounds", type=click.IntRange(1), default=5, show_default=True)
 @click.option("--folder", type=click.Path(path_type=Path, file_okay=False, exists=True))
 def main(quick: bool, rounds: int, folder: Path | None) -> None:
-    """Measure four ways to read small objects."""
+    """Measure five ways to read small objects."""
     where = report.machine()
     sizes: Sequence[Size] = _SIZES
     if quick:
@@ -168,8 +169,8 @@ def main(quick: bool, rounds: int, folder: Path | None) -> None:
         f"medians of {rounds} interleaved rounds; a ratio is the median of the rounds' own",
         "packed in shards of 64 MiB that the node holds; everything in the page cache; the order "
         "of reads is shuffled",
-        "boto3: 16 threads; batch and short circuit: `Dataset.read_batch` of 256 objects, one "
-        "thread; files: `open().read()`, one thread",
+        "boto3: 16 threads; all others one: batch and short circuit `Dataset.read_batch` of 256 "
+        "objects, views `Dataset.view_batch` of as many, files `open().read()`",
     )
     lines = [*report.preamble("Batches", where, versions, notes, command), *table(rows, found)]
     wrong = {

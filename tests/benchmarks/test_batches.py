@@ -38,6 +38,7 @@ def test_each_aim_is_the_median_of_the_rounds_own_ratio() -> None:
             boto3=[turn(100, 1000), turn(10), turn(100)],
             batch=[turn(1000, 50), turn(110), turn(1300)],
             short_circuit=[turn(9000, 1), turn(990), turn(13000)],
+            views=[turn(1)] * 3,
             files=[turn(1)] * 3,
         )
     )
@@ -51,7 +52,13 @@ def test_each_aim_is_the_median_of_the_rounds_own_ratio() -> None:
 
 @pytest.mark.parametrize("way", WAYS)
 def test_every_way_has_a_row(way: Way) -> None:
-    found = rows(boto3=[turn(1)], batch=[turn(20)], short_circuit=[turn(300)], files=[turn(50)])
+    found = rows(
+        boto3=[turn(1)],
+        batch=[turn(20)],
+        short_circuit=[turn(300)],
+        views=[turn(400)],
+        files=[turn(50)],
+    )
     lines = table(found, aims(found))
     [row] = [line for line in lines if f"| {way} |" in line]
     assert row.count("|") == lines[0].count("|")
