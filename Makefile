@@ -7,7 +7,7 @@ export UV_TOOL_BIN_DIR := $(CURDIR)/.tools/bin
 export UV_SYSTEM_CERTS := true
 ARGS ?=
 
-.PHONY: help install clients demo test check format bench clean
+.PHONY: help install clients real-files demo test check format bench clean
 
 help:          ## this list
 	@sed -n 's/^\([a-z]*\):.*##/\1\t/p' $(MAKEFILE_LIST)
@@ -15,7 +15,7 @@ help:          ## this list
 demo: install  ## the main job on real files, end to end (ARGS=--keep stays up)
 	@$(RUN) python -m demo $(ARGS)
 
-test: install clients  ## all tests but those marked hardware and bench
+test: install clients real-files ## all tests but those marked hardware and bench
 	$(RUN) pytest -n auto $(ARGS)
 
 check: install ## format, lint, types, import floors
@@ -32,12 +32,17 @@ bench: $(UV)   ## beside the peers, which it installs; results under benchmarks/
 	@$(UV) sync --frozen --quiet --group bench
 	$(if $(ARGS),,$(RUN) --group bench python -m benchmarks.eviction)
 	$(RUN) --group bench python -m benchmarks.run $(ARGS)
+	$(if $(filter-out --quick,$(ARGS)),,@set -e; for name in packing batches epoch; do \
+		$(RUN) --group bench python -m benchmarks.$$name $(ARGS); done)
 
 install: $(UV)
 	@$(UV) sync --frozen --quiet
 
 clients:       # the S3 clients the tests drive, where they can be had
 	@sh tests/install-clients.sh $(UV)
+
+real-files:    # the small files the tests pack, where they can be had
+	@sh tests/fetch-real-files.sh .tools/real-files
 
 .tools/bin/uv:
 	python3 -m venv .tools

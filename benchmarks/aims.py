@@ -13,7 +13,7 @@ from benchmarks.measure import Figure, Rounds, Samples, ratio, summarise
 from benchmarks.plain import WHOLE
 
 _MIB = 1024**2
-_TIMES = "\N{MULTIPLICATION SIGN}"
+TIMES = "\N{MULTIPLICATION SIGN}"
 
 
 class Aim(Struct, frozen=True, kw_only=True):
@@ -131,7 +131,7 @@ class _Found:
         """Ours over theirs; `called`: what the table names theirs."""
         better = measure.more_is_better
         figure = f"{figure}, {measure.name}"
-        wanted = f"{'≥' if better else '≤'} {_number(times)} {_TIMES} {called}"
+        wanted = f"{'≥' if better else '≤'} {_number(times)} {TIMES} {called}"
         our_rounds, their_rounds = self._rounds(ours), self._rounds(theirs)
         reached = ratio(our_rounds, their_rounds, measure.of)
         if reached is None:
@@ -148,11 +148,11 @@ class _Found:
         """Latency's tail at half of peak; nginx's own beside it tells what the machine adds."""
         ours = self._rounds(_Where("feedrack", "warm GET, half rate", size))
         nginx = self._rounds(_Where("nginx", "warm GET, half rate", size))
-        figure, wanted = f"warm GET {size} at half of peak load, p99", f"≤ 3 {_TIMES} p50"
+        figure, wanted = f"warm GET {size} at half of peak load, p99", f"≤ 3 {TIMES} p50"
         if not ours:
             return self._not_measured(figure, wanted, ("feedrack",))
         row = summarise(ours)
-        beside = f" (nginx {summarise(nginx).tail:.1f} {_TIMES})" if nginx else ""
+        beside = f" (nginx {summarise(nginx).tail:.1f} {TIMES})" if nginx else ""
         return Aim(
             figure=figure,
             wanted=wanted,
@@ -163,7 +163,7 @@ class _Found:
 
     def workers(self) -> Aim:
         """Two workers over one, by CPU a request: what two cores could do that do nothing else."""
-        figure, wanted = "two workers, by CPU a request", f"≥ 1.8 {_TIMES} one"
+        figure, wanted = "two workers, by CPU a request", f"≥ 1.8 {TIMES} one"
         names = ("feedrack 1 worker", "feedrack 2 workers")
         one, two = [self._rounds(_Where(name, "warm GET, two cores")) for name in names]
         reached = ratio(one, two, _CPU.of)
@@ -206,7 +206,7 @@ def table(found: Sequence[Aim]) -> list[str]:
     """The compact table, as the README shows it."""
     lines = ["| figure | aim | measured | ratio | |", "| --- | --- | --- | ---: | --- |"]
     for aim in found:
-        times = "" if aim.ratio is None else f"{_number(aim.ratio)} {_TIMES}"
+        times = "" if aim.ratio is None else f"{_number(aim.ratio)} {TIMES}"
         verdict = "not measured" if aim.ratio is None else "reached" if aim.met else "missed"
         lines.append(f"| {aim.figure} | {aim.wanted} | {aim.reached} | {times} | {verdict} |")
     return lines

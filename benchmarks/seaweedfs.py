@@ -7,6 +7,7 @@ As it comes, with two exceptions: what it would send over the network (telemetry
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -22,6 +23,7 @@ class SeaweedFS(Server):
     serves_files = False
     # Nothing is to be kept, and a proper end takes it half a minute.
     stop_signal = signal.SIGKILL
+    options: Sequence[str] = ()
 
     def __init__(self, data: Path, folder: Path) -> None:
         super().__init__(data, folder)
@@ -71,6 +73,7 @@ class SeaweedFS(Server):
                 f"-s3.config={identities}",
                 "-s3.port.iceberg=0",
                 "-s3.port.lance=0",
+                *self.options,
                 *[f"-{option}={port}" for option, port in self._ports.items()],
             ]
         )

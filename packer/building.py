@@ -23,6 +23,9 @@ from packer.stores.protocol import Got, StoreError
 # What LMDB holds in memory until a commit.
 _COMMIT_BYTES = 16 * 1024**2
 
+# A key, its record, and where its bytes begin in their extent.
+_Member = tuple[bytes, Record, int]
+
 
 class Sealed(NamedTuple):
     """A shard that is whole, on the local disk, and its run."""
@@ -39,8 +42,8 @@ class _Growing:
         self._writer = ShardWriter(path, map_bytes)
         self._path = path
         self._extent = ExtentBuilder()
-        self._members: list[tuple[bytes, Record]] = []
-        self._waiting: list[list[tuple[bytes, Record]]] = []
+        self._members: list[_Member] = []
+        self._waiting: list[list[_Member]] = []
         self._waiting_bytes = 0
         self.entries: list[tuple[bytes, Record]] = []
         self.object_bytes = 0
@@ -48,8 +51,7 @@ class _Growing:
     def add(self, key: bytes, data: bytes, record: Record) -> None:
         if not self._extent.fits(len(data)):
             self._end_extent()
-        offset = self._extent.add(data)
-        self._members.append((key, msgspec.structs.replace(record, offset=offset)))
+        self._members.append((key, record, self._extent.add(data)))
         self.object_bytes += len(data)
 
     def seal(self) -> ShardFile:
@@ -82,8 +84,8 @@ class _Growing:
 
     def _commit(self) -> None:
         for located, members in zip(self._writer.commit(), self._waiting, strict=True):
-            for key, record in members:
-                offset = located.offset + record.offset
+            for key, record, within in members:
+                offset = located.offset + within
                 self.entries.append((key, msgspec.structs.replace(record, offset=offset)))
         self._waiting = []
         self._waiting_bytes = 0

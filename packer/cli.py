@@ -16,6 +16,7 @@ import click
 import lmdb
 import msgspec
 
+from packer import heaps
 from packer.catalog import NoPack, PackDamaged, fetch_index, load_all, load_pack, read_overrides
 from packer.drop import WouldLose, drop
 from packer.format import (
@@ -98,6 +99,7 @@ def _endpoint(command: _Command) -> _Command:
 @click.version_option(package_name="feedrack")
 def main() -> None:
     """Pack millions of small objects into a few hundred shards; the old keys still answer."""
+    heaps.tune()
 
 
 @main.command("pack")

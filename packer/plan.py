@@ -157,8 +157,10 @@ def still_made(key: str, candidates: Iterable[Record], sources: Mapping[str, int
     """The candidates without those that were made of an older version of a file that is there.
 
     `sources`: when each file was modified, by its key without the suffix."""
+    if not sources:
+        return list(candidates)
     stems = [key[:at] for at, char in enumerate(key) if char == "/"]
-    times = {sources[stem] for stem in stems if stem in sources} if sources else set()
+    times = {sources[stem] for stem in stems if stem in sources}
     return [
         record
         for record in candidates

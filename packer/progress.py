@@ -1,5 +1,7 @@
 """What a person sees of the work: objects, bytes, rate, time left; or nothing."""
 
+import time
+from threading import Lock
 from types import TracebackType
 from typing import Protocol
 
@@ -13,6 +15,8 @@ from rich.progress import (
     TimeRemainingColumn,
     TransferSpeedColumn,
 )
+
+_TELL_SECONDS = 0.05
 
 
 class Watcher(Protocol):
@@ -60,21 +64,33 @@ class Shown:
             disable=not self._console.is_terminal,
         )
         self._task: TaskID | None = None
+        self._guard = Lock()
         self._objects = 0
+        self._bytes = 0
+        self._told_seconds = 0.0
 
     def stage(self, name: str, objects: int | None, size_bytes: int | None) -> None:
         if self._task is not None:
+            self._tell(self._task)
             self._progress.update(self._task, total=self._progress.tasks[-1].completed)
         if not self._console.is_terminal:
             known = f" {objects:,} objects" if objects is not None else ""
             self._console.print(f"{name}{known}", highlight=False)
-        self._objects = 0
+        self._objects = self._bytes = 0
         self._task = self._progress.add_task(name, total=size_bytes, objects=0)
 
     def advance(self, objects: int, size_bytes: int) -> None:
-        if self._task is not None:
+        with self._guard:
             self._objects += objects
-            self._progress.update(self._task, advance=size_bytes, objects=self._objects)
+            self._bytes += size_bytes
+        now = time.monotonic()
+        # Nobody sees more, and to tell costs as much as to read a small object's head.
+        if self._task is not None and now - self._told_seconds >= _TELL_SECONDS:
+            self._told_seconds = now
+            self._tell(self._task)
+
+    def _tell(self, task: TaskID) -> None:
+        self._progress.update(task, completed=self._bytes, objects=self._objects)
 
     def say(self, text: str) -> None:
         self._console.print(text, highlight=False, markup=False)
@@ -89,4 +105,6 @@ class Shown:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        if self._task is not None:
+            self._tell(self._task)
         self._progress.stop()

@@ -13,7 +13,9 @@ rewritten while they live, so their offset is good from the commit on.
 
 import os
 import struct
+from bisect import bisect_right
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple
@@ -140,7 +142,8 @@ class ShardWriter:
         self.extents += len(pending)
         if self._descriptor is None:
             self._descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
-        return [_Tree(self._descriptor).find(key) for key in pending]
+        tree = _Tree(self._descriptor)
+        return [tree.find(key) for key in pending]
 
     @property
     def file_bytes(self) -> int:
@@ -230,14 +233,15 @@ class _Tree:
                 break
             page, flags = self._page(number)
             nodes = self._nodes(page)
-            if flags & _LEAF:
-                for node in nodes:
-                    if self._key(page, node) == key:
-                        return self._value(page, number, node)
-                break
             # The first node of a branch has an empty key and stands for everything below.
-            following = [node for node in nodes[1:] if self._key(page, node) <= key]
-            number = self._child(page, following[-1] if following else nodes[0])
+            first = 0 if flags & _LEAF else 1
+            at = bisect_right(nodes, key, first, key=partial(self._key, page)) - 1
+            if not flags & _LEAF:
+                number = self._child(page, nodes[at])
+                continue
+            if at < 0 or self._key(page, nodes[at]) != key:
+                break
+            return self._value(page, number, nodes[at])
         raise ShardError("a value that was written is not in the tree")
 
     def _below(self, number: int, depth: int) -> Iterator[Located]:

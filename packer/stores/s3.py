@@ -2,7 +2,6 @@
 
 import base64
 import hashlib
-import io
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -41,6 +40,7 @@ class S3Store:
         self.is_gateway = False
         self.bypassed = False
         self._ahead_seconds = 0.0
+        self._date = ""
         self._client = S3Client(target)
 
     @property
@@ -55,17 +55,16 @@ class S3Store:
         self._client.close()
 
     def listing(self, prefix: str) -> Iterator[Listed]:
-        token: str | None = None
-        while True:
-            query = [("list-type", "2"), ("encoding-type", "url"), ("prefix", prefix)]
-            if token is not None:
-                query.append(("continuation-token", token))
-            answer = self._client.ask("GET", None, tuple(query))
-            self._check(answer, f"list s3://{self.bucket}/{prefix}")
-            entries, token = parse_listing(answer.body)
-            yield from entries
-            if token is None:
-                return
+        # The endpoint looks for a page while what is done with the one before is done.
+        with ThreadPoolExecutor(1, thread_name_prefix="list") as thread:
+            coming = thread.submit(self._page, prefix, None)
+            while True:
+                entries, token = coming.result()
+                if token is not None:
+                    coming = thread.submit(self._page, prefix, token)
+                yield from entries
+                if token is None:
+                    return
 
     def get(self, key: str, etag: str | None = None) -> Got:
         headers = {"x-amz-checksum-mode": "ENABLED"}
@@ -219,6 +218,14 @@ class S3Store:
                 upload = (("uploadId", text(element, "UploadId")),)
                 self._client.ask("DELETE", text(element, "Key"), upload)
 
+    def _page(self, prefix: str, token: str | None) -> tuple[list[Listed], str | None]:
+        query = [("list-type", "2"), ("encoding-type", "url"), ("prefix", prefix)]
+        if token is not None:
+            query.append(("continuation-token", token))
+        answer = self._client.ask("GET", None, tuple(query))
+        self._check(answer, f"list s3://{self.bucket}/{prefix}")
+        return parse_listing(answer.body)
+
     def _delete_singly(self, objects: Sequence[Deletion]) -> list[tuple[str, StoreError]]:
         """For keys that XML cannot say."""
         failed = []
@@ -239,8 +246,11 @@ class S3Store:
         )
 
     def _check(self, answer: Answer, doing: str) -> None:
-        if "date" in answer.headers:
-            self._ahead_seconds = http_seconds(answer.headers["date"]) - time.time()
+        date = answer.headers.get("date", "")
+        # A date says whole seconds: it is nearest to the truth when it is first seen.
+        if date and date != self._date:
+            self._ahead_seconds = http_seconds(date) - time.time()
+            self._date = date
         if "x-feedrack-node" in answer.headers:
             self.is_gateway = True
             self.bypassed = answer.headers.get(BYPASS_HEADER) == BYPASS
@@ -285,7 +295,8 @@ def parse_listing(body: bytes) -> tuple[list[Listed], str | None]:
     entries = []
     token: str | None = None
     try:
-        for _, element in etree.iterparse(io.BytesIO(body), events=("end",)):
+        # Twice as fast as iterparse, which stops at every field of every object.
+        for element in etree.fromstring(body):
             name = local_name(element)
             if name == "Contents":
                 found = {local_name(child): child.text or "" for child in element}
@@ -298,7 +309,6 @@ def parse_listing(body: bytes) -> tuple[list[Listed], str | None]:
                         found.get("StorageClass") or "STANDARD",
                     )
                 )
-                element.clear()
             elif name == "NextContinuationToken":
                 token = element.text
     except (etree.XMLSyntaxError, KeyError, ValueError) as error:
