@@ -21,9 +21,6 @@ from gateway.store.reads import Reads
 # How far ahead of the one that is taken next a batch looks.
 _WINDOW_OBJECTS = 32
 _WINDOW_BYTES = 16 * 1024**2
-# Bytes of held objects that lie in memory before their turn; what is held further on is left where
-# it is.
-_READY_BYTES = 512 * 1024
 # Up to here an object is taken in whole before its turn, so that its failure can still be told.
 _WHOLE_BYTES = 256 * 1024
 # What an object counts for until its size is known, unless this batch has met another one.
@@ -42,7 +39,8 @@ class BatchReads:
     """The answers to `wanted`, one after the other.
 
     `admit` raises what speaks against reading a key, before anything is looked up. `budget` is
-    shared by all batches. One taker; `close` must be called, and ends what is still being fetched.
+    shared by all batches. Up to `ready_bytes` of held objects lie in memory before their turn; what
+    is held further on is left where it is, and looked up once more. One taker; `close` must be called, and ends what is still being fetched.
     """
 
     def __init__(
@@ -53,6 +51,7 @@ class BatchReads:
         *,
         admit: Callable[[str], None],
         budget: Budget,
+        ready_bytes: int,
         chunk_size_bytes: int,
     ) -> None:
         self._service = service
@@ -61,6 +60,7 @@ class BatchReads:
         self._wanted = wanted
         self._admit = admit
         self._budget = budget
+        self._may_lie_ready_bytes = ready_bytes
         self._chunk_size_bytes = chunk_size_bytes
         # What is known of the next objects: an answer, what speaks against one, one to come, or
         # (None) that this node holds it.
@@ -133,7 +133,7 @@ class BatchReads:
         answer = None
         try:
             self._admit(wanted.key)
-            if due or self._ready_bytes < _READY_BYTES:
+            if due or self._ready_bytes < self._may_lie_ready_bytes:
                 answer = self._held.get(self._bucket, wanted.key, wanted=wanted.range)
             elif self._held.holds(self._bucket, wanted.key, wanted=wanted.range):
                 return None

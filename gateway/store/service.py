@@ -23,6 +23,10 @@ from gateway.tiers.packed.handing import Handing
 # are slow. Fewer objects than an origin has connections, so that other readers find some.
 _AHEAD_OBJECTS = 96
 _AHEAD_BYTES = 128 * 1024**2
+# What of held objects may lie in memory before its turn: of all batches, of one at most and at least.
+_READY_BYTES = 256 * 1024**2
+_MOST_READY_BYTES = 2 * 1024**2
+_LEAST_READY_BYTES = 256 * 1024
 # Batches at one time, and what their lists of keys come to.
 _BATCHES = 1024
 _BATCH_DOCUMENT_BYTES = 256 * 1024**2
@@ -62,11 +66,13 @@ class ObjectService(Listings):
         self, bucket: Bucket, wanted: Sequence[WantedObject], *, admit: Callable[[str], None]
     ) -> BatchReads:
         """The objects `wanted`, in that order. `admit` raises what speaks against a key."""
+        share_bytes = _READY_BYTES // max(1, self._batches.fills)
         return BatchReads(
             self,
             bucket,
             wanted,
             admit=admit,
             budget=self._ahead,
+            ready_bytes=max(_LEAST_READY_BYTES, min(share_bytes, _MOST_READY_BYTES)),
             chunk_size_bytes=self._cache.chunk_size,
         )
