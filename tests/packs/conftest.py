@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from gateway.tiers.packed import known
 from packer.drop import drop
 from packer.format import Place
 from packer.originals import delete_originals
@@ -17,6 +18,7 @@ from packer.progress import Silent
 from packer.stores.choice import Dataset, open_store
 from packer.stores.protocol import Store
 from tests.origins import ACCESS_KEY, SECRET_KEY, MotoServer, moto_server
+from tests.packs.bench import Bench
 from tests.s3.running import Running, call, client_of, running
 
 
@@ -197,3 +199,13 @@ def differences(seen: Any, expected: Any, at: str = "") -> list[str]:
             for line in differences(seen.get(name), expected.get(name), f"{at} {name[:40]}")
         ]
     return [] if seen == expected else [f"{at}: {seen!r} instead of {expected!r}"]
+
+
+@pytest.fixture
+async def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Bench]:
+    """An empty directory for nodes and a packer, who wait for nothing."""
+    monkeypatch.setattr(known, "_SETTLED_SECONDS", 0.0)
+    made = Bench(tmp_path)
+    await made.start()
+    yield made
+    await made.stop()
