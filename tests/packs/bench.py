@@ -49,7 +49,7 @@ class Watched:
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._origin, name)
-        if not inspect.iscoroutinefunction(found):
+        if name == "close" or not inspect.iscoroutinefunction(found):
             return found
 
         async def asked(*arguments: Any, **named: Any) -> Any:
@@ -201,6 +201,7 @@ class Bench:
             ],
         }
         parts = Parts(configuration.parse(raw))
+        parts.filler._jitter = lambda: 0.0
         node = BenchNode(parts)
         await parts.start()
         self._nodes.append(node)
