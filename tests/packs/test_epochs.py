@@ -1,5 +1,5 @@
-"""What reading a pack costs the origin: one GET a shard where a reader goes through it, ranges where
-readers come at random."""
+"""What reading a pack costs the origin: one GET a shard where a reader goes through it, ranges
+where readers come at random."""
 
 import asyncio
 import random
