@@ -157,7 +157,7 @@ async def everything(node: Running, bucket: str, prefix: str = "") -> dict[str, 
                 "headers": {
                     name: value
                     for name, value in headers.items()
-                    if not name.startswith("x-feedrack") and name not in _OF_THE_ANSWER
+                    if not name.startswith("x-feedrack") and name not in OF_THE_ANSWER
                 },
             }
         if not page["IsTruncated"]:
@@ -184,9 +184,12 @@ class Digest:
         return f"{self._known[0]} bytes {self._known[1][:8]}"
 
 
-# The last is moto's alone: it takes the header of an upload for one of the object.
-_OF_THE_ANSWER = {"date", "x-amz-request-id", "x-amz-id-2", "connection", "server"} | {
-    "x-amz-content-sha256"
+# The last are moto's alone: it takes headers of an upload for the object's, and says the type of a
+# checksum to HeadObject only.
+OF_THE_ANSWER = {"date", "x-amz-request-id", "x-amz-id-2", "connection", "server"} | {
+    "x-amz-content-sha256",
+    "x-amz-sdk-checksum-algorithm",
+    "x-amz-checksum-type",
 }
 
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from botocore.exceptions import ClientError
 
-from tests.packs.conftest import _OF_THE_ANSWER, Digest, Packing, differences
+from tests.packs.conftest import OF_THE_ANSWER, Digest, Packing, differences
 from tests.s3.running import Running, call
 
 LARGE = bytes(range(251)) * 4000
@@ -57,7 +57,7 @@ async def answers(node: Running, bucket: str, keys: list[str]) -> dict[str, Any]
                     "headers": {
                         header: value
                         for header, value in meta["HTTPHeaders"].items()
-                        if not header.startswith("x-feedrack") and header not in _OF_THE_ANSWER
+                        if not header.startswith("x-feedrack") and header not in OF_THE_ANSWER
                     },
                     "body": Digest(await call(got["Body"].read)) if "Body" in got else None,
                 }
