@@ -82,7 +82,7 @@ class BenchNode:
         self.service = parts.service
         self.packed = parts.origins["main"]
         self.origin = Watched(self.packed._origin)
-        self.packed._origin = self.origin  # type: ignore[assignment]
+        self.packed._origin = self.origin
 
     @property
     def pack(self) -> Pack:
@@ -232,11 +232,11 @@ class Bench:
             "settle_seconds": 0.0,
             **changes,
         }
-        return await asyncio.to_thread(pack, self.store, Options(**options), Silent())  # type: ignore[arg-type]
+        return await asyncio.to_thread(pack, self.store, Options(**options), Silent())
 
     async def delete_originals(self) -> None:
         spool = Path(tempfile.mkdtemp(dir=self.folder))
-        await asyncio.to_thread(delete_originals, self.store, PLACE, spool, Silent())  # type: ignore[arg-type]
+        await asyncio.to_thread(delete_originals, self.store, PLACE, spool, Silent())
 
     def files(self, kind: str) -> list[Path]:
         """What lies of the pack at the origin: "shards", "indexes", "manifests", "overrides"."""

@@ -50,7 +50,7 @@ async def test_random_reads_go_to_ranges_first_and_then_to_the_whole(bench: Benc
     def dear(shard: str, size_bytes: int, offset: int, wanted_bytes: int, now: float) -> bool:
         return wanted(shard, 100 * size_bytes, offset, wanted_bytes, now)
 
-    appetite.wants_whole = dear  # type: ignore[method-assign]
+    appetite.wants_whole = dear  # type: ignore[method-assign, assignment]
     CHANCE.shuffle(keys)
     await read(node, keys)
     requests = node.origin.requests["open", f"{PLACE.shards}{shard.name}"]

@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from gateway.errors import (
     SlowDown,
     TierUnavailable,
 )
+from gateway.model.objects import ObjectRef
 from gateway.tiers.packed import files
 from gateway.tiers.packed.appetite import Appetite
 from packer.format import PACKS
@@ -166,7 +168,7 @@ async def test_a_disk_that_takes_no_index_has_it_kept_elsewhere_until_the_end(
 ) -> None:
     temporary = tmp_path / "temporary"
     temporary.mkdir()
-    monkeypatch.setattr(files.tempfile, "tempdir", str(temporary))
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
     await bench.packed(OBJECTS)
     node = await bench.node()
     # A file where the folder should be: whoever runs the tests, it cannot be made.
@@ -188,7 +190,7 @@ async def test_two_buckets_with_one_pack_bring_its_index_in_once(bench: Bench) -
     ref = _ref(node, f"{PLACE.indexes}{index.name}")
     indexes = node.parts.indexes
     opened = await asyncio.gather(
-        *(indexes.open(node.origin, ref, manifest.index) for _ in range(4))  # type: ignore[arg-type]
+        *(indexes.open(node.origin, ref, manifest.index) for _ in range(4))
     )
     assert node.origin.count("open", PLACE.indexes) == 1
     assert indexes._taken_bytes == index.stat().st_size
@@ -197,7 +199,7 @@ async def test_two_buckets_with_one_pack_bring_its_index_in_once(bench: Bench) -
     assert indexes._taken_bytes == 0
 
 
-def _ref(node: BenchNode, key: str):  # type: ignore[no-untyped-def]
+def _ref(node: BenchNode, key: str) -> ObjectRef:
     return node.service.bucket("bucket").ref(key)
 
 

@@ -84,23 +84,26 @@ class Knowing(PackedOrigin):
         self.pack = OnePack(view)
 
     def _packs(self, _bucket: str) -> Any:
-        return self
+        return self.pack
+
+    async def head(self, ref: ObjectRef, *, checksums: bool = False) -> ObjectInfo:
+        info: ObjectInfo = await self._origin.head(ref, checksums=checksums)
+        return info
+
+
+class OnePack:
+    """The packs of a bucket that has one, and that one."""
+
+    def __init__(self, view: PackView) -> None:
+        self.view = view
+        self.prefix = view.manifest.prefix
 
     async def known(self) -> None:
         pass
 
     def under(self, prefix: str) -> "list[OnePack]":
-        own = self.pack.prefix
-        return [self.pack] if own.startswith(prefix) or prefix.startswith(own) else []
-
-    async def head(self, ref: ObjectRef, *, checksums: bool = False) -> ObjectInfo:
-        return await self._origin.head(ref, checksums=checksums)
-
-
-class OnePack:
-    def __init__(self, view: PackView) -> None:
-        self.view = view
-        self.prefix = view.manifest.prefix
+        own = self.prefix
+        return [self] if own.startswith(prefix) or prefix.startswith(own) else []
 
 
 # A few letters, so that keys begin alike and delimiters meet; and long ones, which share values.
@@ -138,9 +141,10 @@ def packed(folder: Path, keys: Sequence[str], own: str, writes: Sequence[tuple[s
             truth.pop(name, None)
             behind.pop(name, None)
         op: Any = "unsure" if what.startswith("unsure") else what
-        facts = {"etag": f"e{size}", "size_bytes": size, "modified_ms": 1} if op == "put" else {}
-        record = Override(op=op, key=name, **facts)
-        overrides.add(overrides.through + 1, OverrideBatch(node="n", records=(record,)))
+        written = Override(op=op, key=name)
+        if op == "put":
+            written = Override(op=op, key=name, etag=f"e{size}", size_bytes=size, modified_ms=1)
+        overrides.add(overrides.through + 1, OverrideBatch(node="n", records=(written,)))
     manifest = Manifest(
         state="whole",
         generation=2,
@@ -222,7 +226,8 @@ def test_a_page_asks_the_origin_of_no_more_keys_than_fit_it(tmp_path: Path) -> N
 
     async def head(ref: ObjectRef, *, checksums: bool = False) -> ObjectInfo:
         asked.append(ref.key)
-        return await inner(ref, checksums=checksums)
+        info: ObjectInfo = await inner(ref, checksums=checksums)
+        return info
 
     seen.head = head
     with index:

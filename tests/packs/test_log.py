@@ -48,7 +48,7 @@ async def test_two_nodes_that_append_the_same_number_both_keep_their_records(ben
 async def test_an_append_whose_answer_was_lost_is_not_made_twice(bench: Bench) -> None:
     await bench.packed(OBJECTS)
     node = await bench.node()
-    lost = []
+    lost: list[str] = []
 
     async def lose(operation: str, key: str) -> None:
         # As a client of S3 that tries again by itself, and meets its own record.

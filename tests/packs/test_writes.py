@@ -190,7 +190,8 @@ async def test_old_versions_come_and_go_without_taking_a_packed_key_along(
 
         async def body(key: str) -> bytes:
             got = await call(s3.get_object, Bucket=name, Key=key)
-            return await call(got["Body"].read)
+            data: bytes = await call(got["Body"].read)
+            return data
 
         old = versions["p/00"]
         told = {"TagSet": [{"Key": "a", "Value": "1"}]}
