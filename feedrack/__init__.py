@@ -1,1 +1,32 @@
-"""What a training process imports: light, and no server in it. Filled by the issues to come."""
+"""What a training process imports: light, and no server in it."""
+
+from feedrack.dataset import Dataset, open_dataset
+from feedrack.errors import (
+    AccessRefused,
+    FeedrackError,
+    MissingBucket,
+    MissingObject,
+    NoCredentials,
+    ObjectChanged,
+    RangeOutside,
+    RequestRefused,
+    Unavailable,
+    WrongAddress,
+)
+from feedrack.keys import Keys
+
+__all__ = [
+    "AccessRefused",
+    "Dataset",
+    "FeedrackError",
+    "Keys",
+    "MissingBucket",
+    "MissingObject",
+    "NoCredentials",
+    "ObjectChanged",
+    "RangeOutside",
+    "RequestRefused",
+    "Unavailable",
+    "WrongAddress",
+    "open_dataset",
+]

@@ -32,6 +32,7 @@ from gateway.tiers.disk import DiskTier
 from gateway.tiers.origin_directory import DirectoryOrigin
 from gateway.tiers.origin_s3 import S3Origin
 from gateway.tiers.packed.files import IndexFiles
+from gateway.tiers.packed.handing import Handing
 from gateway.tiers.packed.origin import PackedOrigin
 from gateway.tiers.protocol import Origin
 
@@ -58,34 +59,37 @@ class Parts:
         self.metrics = Metrics()
         self.disk = DiskTier(config.cache, self.metrics, on_index=on_index)
         self.indexes = IndexFiles(config.cache.path / "packs", self.disk.take_beside)
-        self.origins = {
-            name: PackedOrigin(
+        self.origins: dict[str, PackedOrigin] = {}
+        self.handing = Handing(config.node.id, self.disk, self.origins)
+        for name in config.origins:
+            self.origins[name] = PackedOrigin(
                 _origin(config, name, self.metrics),
                 self.indexes,
                 node=config.node.id,
                 limit_bytes=config.cache.capacity // _LARGEST_SHARD,
                 now=time.monotonic,
+                settled=self.handing.settled,
             )
-            for name in config.origins
-        }
         self.filler = Filler(
             self.disk, self.metrics, small_object_limit_bytes=config.cache.small_object_limit
         )
         versions = VersionTable(now=time.monotonic, observer=observer)
 
-        def service(buckets: BucketTable) -> ObjectService:
+        def service(buckets: BucketTable, handing: Handing | None) -> ObjectService:
             return ObjectService(
                 buckets=buckets,
                 disk=self.disk,
                 filler=self.filler,
                 versions=versions,
                 cache=config.cache,
+                handing=handing,
             )
 
-        self.service = service(BucketTable(config, self.origins, packs=self.origins))
+        buckets = BucketTable(config, self.origins, packs=self.origins)
+        self.service = service(buckets, self.handing)
         # The same tables, so that a write through either is seen by the other at once.
         past = {name: origin.past_packs for name, origin in self.origins.items()}
-        self.past_packs = service(BucketTable(config, past, past_packs=True))
+        self.past_packs = service(BucketTable(config, past, past_packs=True), None)
         self.authenticator = authenticator_of(config)
 
     def s3(self, door: Door, **how: Any) -> S3Server:
@@ -135,9 +139,11 @@ class Parts:
             await origin.start()
         await self.disk.start()
         await self.indexes.start()
+        await self.handing.start()
 
     async def stop(self) -> None:
         """Call when nothing is in flight any more."""
+        await self.handing.close()
         await self.past_packs.close()
         await self.service.close()
         await self.disk.close()

@@ -72,8 +72,7 @@ class NodeReport:
 
     async def dataset(self, bucket: str, prefix: str) -> dict[str, Any]:
         """Bytes held of the objects under `prefix`, by node and by rack."""
-        where = self._service.bucket(bucket)
-        held = await self._disk.held_bytes(where.origin.name, where.origin_bucket, prefix)
+        held = await self._service.held_bytes(bucket, prefix)
         return {
             "dataset": f"s3://{bucket}/{prefix}",
             "nodes": [{"id": self._node.id, "rack": self._node.rack, "bytes": held}],

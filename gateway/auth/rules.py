@@ -16,6 +16,7 @@ that other one, in allow and deny alike:
 | CreateMultipartUpload, UploadPart, CompleteMultipartUpload, AbortMultipartUpload | PutObject |
 | CopyObject, UploadPartCopy (of the target; the source needs GetObject) | PutObject |
 | DeleteObjects (to be asked for every key) | DeleteObject |
+| GetObjects (to be asked for every key) | GetObject |
 """
 
 from collections.abc import Iterable, Sequence
@@ -38,6 +39,7 @@ _FOLLOWS = {
     "CopyObject": ("PutObject",),
     "UploadPartCopy": ("PutObject",),
     "DeleteObjects": ("DeleteObject",),
+    "GetObjects": ("GetObject",),
 }
 
 
@@ -60,6 +62,10 @@ class Policy:
         self._rules = rules
         self._verdicts: dict[tuple[str, str], bool | _OfKeys] = {}
 
+    def allows_all(self, operation: str, bucket: str, prefix: str) -> bool:
+        """As the function of that name."""
+        return allows_all(self._rules, operation, bucket, prefix)
+
     def allows(self, operation: str, bucket: str, key: str) -> bool:
         """Whether the rules let `operation` be done. `bucket` "" is the service (ListBuckets),
         `key` "" the bucket itself."""
@@ -74,6 +80,36 @@ class Policy:
         if _match((where,), verdict.denied):
             return False
         return verdict.allowed or _match((where,), verdict.allows)
+
+
+def allows_all(rules: Sequence[Rule], operation: str, bucket: str, prefix: str) -> bool:
+    """Whether the rules let `operation` be done on every key that begins with `prefix`. It may say
+    no where only several rules together do."""
+    names = (operation, *_FOLLOWS.get(operation, ()))
+    where = f"{bucket}/{prefix}"
+    allowed = False
+    for rule in rules:
+        if not _match(names, rule.deny or rule.allow):
+            continue
+        for pattern in rule.buckets:
+            if rule.deny:
+                if _may_touch(pattern, bucket, where):
+                    return False
+            elif (
+                matches(pattern, bucket)
+                if "/" not in pattern
+                else (pattern.endswith("*") and matches(pattern, where))
+            ):
+                allowed = True
+    return allowed
+
+
+def _may_touch(pattern: str, bucket: str, where: str) -> bool:
+    """Whether a pattern may match the bucket, or some key that begins as `where` does."""
+    if "/" not in pattern:
+        return matches(pattern, bucket)
+    first, wild, _ = pattern.partition("*")
+    return first.startswith(where) or (bool(wild) and where.startswith(first))
 
 
 def _verdict(rules: Sequence[Rule], operation: str, bucket: str) -> bool | _OfKeys:

@@ -7,7 +7,9 @@ from msgspec import Struct, field
 
 from gateway.tiers.protocol import FileRegion
 
-Piece = bytes | bytearray | memoryview | FileRegion
+Block = bytes | bytearray | memoryview
+# A list is sent as one block, joined with what frames it on its way.
+Piece = Block | list[Block] | FileRegion
 
 
 class Stream(Protocol):

@@ -2,10 +2,11 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import AsyncExitStack
 
 from gateway.errors import NoSuchBucket
 from gateway.errors import NotImplemented as NotImplementedS3
-from gateway.s3.answer import Answer, Piece
+from gateway.s3.answer import Answer, Block, Piece
 from gateway.s3.batch_framing import Frames, Framing
 from gateway.s3.batch_request import DOCUMENT_BYTES, BatchRequest, parse_batch
 from gateway.s3.batch_tar import Tar
@@ -16,31 +17,35 @@ from gateway.store.batch import BatchReads
 from gateway.store.reading import ReadAnswer
 from gateway.tiers.protocol import FileRegion
 
-# Small objects are gathered until there is this much to write, or there are this many: then it is
-# the turn of other requests.
+# Small objects are gathered until there is this much to write, or this many parts, two or three an
+# object: then it is the turn of other requests.
 _BLOCK_BYTES = 256 * 1024
-_BLOCK_OBJECTS = 128
+_BLOCK_PARTS = 256
 
 
 async def get_objects(call: Call) -> Answer:
     """The objects that the body asks for, as tar or frames."""
     if has_customer_key(call.head):
         raise NotImplementedS3("Objects under a customer's key are to be had one by one.")
-    bucket = call.bucket
-    document, _ = await call.document(limit_bytes=DOCUMENT_BYTES)
-    batch = parse_batch(document)
-    del document
+    bucket, service = call.bucket, call.service
 
     def admit(key: str) -> None:
         call.authorise("GetObject", bucket.name, key)
 
-    reads = call.service.batch(bucket, batch.objects, admit=admit)
-    stream = BatchStream(reads, batch, bucket.name)
-    try:
+    async with AsyncExitStack() as stack:
+
+        def reserve(size_bytes: int) -> None:
+            stack.callback(service.begin_batch(size_bytes))
+
+        document, _ = await call.document(limit_bytes=DOCUMENT_BYTES, reserve=reserve)
+        batch = parse_batch(document)
+        del document
+        reads = service.batch(bucket, batch.objects, admit=admit)
+        stack.push_async_callback(reads.close)
+        stream = BatchStream(reads, batch, bucket.name)
+        stack.push_async_callback(stream.end)
         await stream.begin()
-    except BaseException:
-        await stream.close()
-        raise
+        stream.at_end = stack.pop_all()
     return Answer(
         headers={"content-type": stream.content_type},
         stream=stream,
@@ -51,7 +56,8 @@ async def get_objects(call: Call) -> Answer:
 
 class BatchStream:
     """A batch's objects as they go out. `tier` is where the first byte of an object came from, as
-    far as the first block has one; `served` counts their bytes by tier."""
+    far as the first block has one; `served` counts their bytes by tier; `at_end` is closed with
+    the stream."""
 
     def __init__(self, reads: BatchReads, batch: BatchRequest, bucket: str) -> None:
         self._reads = reads
@@ -61,6 +67,7 @@ class BatchStream:
         self.content_type = self._framing.content_type
         self.tier: str | None = None
         self.served: dict[str, int] = {}
+        self.at_end = AsyncExitStack()
         self._failed = 0
         self._told = False
         self._blocks = self._run()
@@ -69,7 +76,7 @@ class BatchStream:
     async def begin(self) -> None:
         """Waits for the first block. What goes wrong until then is an answer of its own: with
         `strict`, whatever an object answers; NoSuchBucket in any case."""
-        self._first = await anext(self._blocks, None)
+        self._first = await anext(self._blocks)
 
     async def pieces(self, *, files: bool) -> AsyncIterator[Piece]:  # noqa: ARG002 - framed
         """As `Stream.pieces`."""
@@ -79,40 +86,47 @@ class BatchStream:
         async for block in self._blocks:
             yield block
 
-    async def close(self) -> None:
-        """Ends what is still being read."""
+    async def end(self) -> None:
+        """Lets go of the object that is being sent."""
         await self._blocks.aclose()
-        await self._reads.close()
+
+    async def close(self) -> None:
+        """As `Stream.close`."""
+        await self.at_end.aclose()
 
     async def _run(self) -> AsyncGenerator[Piece, None]:
         reads, framing = self._reads, self._framing
-        gathered: list[bytes | bytearray | memoryview] = []
-        size_bytes = objects = 0
+        gathered: list[Block] = []
+        size_bytes = 0
         for position, wanted in enumerate(self._batch.objects):
             taken = reads.take_now()
             if taken is None:
-                if gathered:
-                    yield b"".join(gathered)
-                    gathered.clear()
-                    size_bytes = objects = 0
+                if gathered and self.tier is not None:
+                    # What is there goes out before anything is waited for, but for failures alone:
+                    # the head of the answer is to tell where its first byte came from.
+                    yield gathered
+                    gathered, size_bytes = [], 0
                 taken = await reads.take()
             if isinstance(taken, Exception):
                 gathered.append(self._failure(position, wanted.key, taken))
-                objects += 1
             else:
-                asked = taken.range
-                length_bytes = asked.stop - asked.start
-                gathered.append(
-                    framing.opening(position, wanted.key, taken.info, asked, partial=taken.partial)
-                )
+                asked, partial = taken.range, taken.partial
+                length_bytes = asked.size_bytes
                 if self.tier is None and length_bytes:
                     self.tier = taken.tier
+                gathered.append(
+                    framing.opening(position, wanted.key, taken.info, asked, partial=partial)
+                )
                 whole = taken.whole
-                if whole is None:
+                if whole is not None:
+                    assert not isinstance(whole, FileRegion)  # noqa: S101 - none was allowed
+                    gathered.append(whole)
+                    size_bytes += length_bytes
+                    self._count(taken)
+                else:
                     try:
-                        yield b"".join(gathered)
-                        gathered.clear()
-                        size_bytes = objects = 0
+                        yield gathered
+                        gathered, size_bytes = [], 0
                         # What ends it early ends the whole answer: its length has been told.
                         async for block in taken.blocks():
                             yield block
@@ -120,23 +134,16 @@ class BatchStream:
                     finally:
                         self._count(taken)
                         await taken.close()
-                else:
-                    assert not isinstance(whole, FileRegion)  # noqa: S101 - none was allowed
-                    gathered.append(whole)
-                    self._count(taken)
-                    size_bytes += length_bytes
                 closing = framing.closing(length_bytes)
                 if closing:
                     gathered.append(closing)
-                objects += 1
-            if size_bytes >= _BLOCK_BYTES or objects == _BLOCK_OBJECTS:
-                yield b"".join(gathered)
-                gathered.clear()
-                size_bytes = objects = 0
+            if size_bytes >= _BLOCK_BYTES or len(gathered) >= _BLOCK_PARTS:
+                yield gathered
+                gathered, size_bytes = [], 0
                 # A client that takes all at once would leave nobody else a turn.
                 await asyncio.sleep(0)
         gathered.append(framing.end(objects=len(self._batch.objects), failed=self._failed))
-        yield b"".join(gathered)
+        yield gathered
 
     def _count(self, answer: ReadAnswer) -> None:
         for tier, size_bytes in answer.served.items():

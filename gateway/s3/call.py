@@ -1,5 +1,6 @@
 """One authenticated request in the hands of its handler."""
 
+from collections.abc import Callable
 from typing import Protocol
 
 from gateway.auth.request import RequestHead
@@ -98,15 +99,23 @@ class Call(Request):
         return body
 
     async def document(
-        self, *, checksums_describe_body: bool = True, limit_bytes: int | None = None
+        self,
+        *,
+        checksums_describe_body: bool = True,
+        limit_bytes: int | None = None,
+        reserve: Callable[[int], None] = lambda _: None,
     ) -> tuple[bytes, Body]:
-        """A whole body of XML or JSON, and the `Body` it came through. `limit_bytes`: how long it
-        may be, if not what is configured for XML. MaxMessageLengthExceeded."""
+        """A whole body of XML or JSON, and the `Body` it came through. MaxMessageLengthExceeded.
+
+        `limit_bytes`: how long it may be, if not what is configured for XML. `reserve` hears how
+        long it is before any of it is asked for, and may raise.
+        """
         body = self._open(checksums_describe_body=checksums_describe_body)
         if limit_bytes is None:
             limit_bytes = self.config.limits.xml_bytes
         if body.length_bytes > limit_bytes:
             raise MaxMessageLengthExceeded(fields={"MaxMessageLengthBytes": str(int(limit_bytes))})
+        reserve(body.length_bytes)
         await self._exchange.proceed()
         blocks = []
         while block := await body.read():

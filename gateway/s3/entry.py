@@ -155,6 +155,10 @@ def _authorise(request: Request) -> None:
         # Who is nobody may read what all may, and gets no further elsewhere.
         request.authorise("GetObject", operation.bucket, "")
         return
+    if operation.name == "GetPacks":
+        # Which packs there are is said to whoever may list them.
+        request.authorise("ListObjectsV2", operation.bucket, operation.query.get("prefix", ""))
+        return
     key = operation.query.get("prefix", "") if operation.name in _LISTINGS else operation.key
     request.authorise(operation.name, operation.bucket, key)
     if operation.name not in _READS:

@@ -156,6 +156,9 @@ def _bucket(method: str, query: dict[str, str]) -> str:
             return "ListMultipartUploads"
         case "GET" if "session" in query:
             return "CreateSession"
+        case "GET" if "feedrack-packs" in query:
+            # Ours, not AWS's: docs/reader.md.
+            return "GetPacks"
         case "GET" if "list-type" in query:
             if query["list-type"] != "2":
                 raise InvalidArgument("Invalid List Type specified in Request")

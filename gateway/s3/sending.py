@@ -133,14 +133,18 @@ async def _send(wire: Wire, head: bytes, piece: Piece, *, chunked: bool) -> int:
     if isinstance(piece, FileRegion):
         await wire.send_region(head, piece)
         return piece.size_bytes
-    size_bytes = len(piece)
-    if not size_bytes:
-        # As a chunk it would be the last one.
-        wire.write(head)
-        return 0
-    _write(wire, head + b"%x\r\n" % size_bytes if chunked else head, piece)
-    if chunked:
-        wire.write(b"\r\n")
+    blocks = piece if isinstance(piece, list) else (piece,)
+    size_bytes = sum(map(len, blocks))
+    # As a chunk, nothing would be the end.
+    framed = chunked and size_bytes > 0
+    if framed:
+        head += b"%x\r\n" % size_bytes
+    if isinstance(piece, list):
+        wire.write(b"".join((head, *piece, b"\r\n" if framed else b"")))
+    else:
+        _write(wire, head, piece)
+        if framed:
+            wire.write(b"\r\n")
     await wire.drain()
     return size_bytes
 

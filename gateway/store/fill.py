@@ -227,7 +227,7 @@ class Filler:
         jitter: Callable[[], float] = random.random,
     ) -> None:
         self._disk = disk
-        self._metrics = metrics
+        self.metrics = metrics
         self._small_bytes = small_object_limit_bytes
         self._jitter = jitter
         self._lanes = budgets()
@@ -240,13 +240,14 @@ class Filler:
 
     def find(self, span: Span) -> FollowingReader | None:
         """A reader that follows the span's fill, if one is under way, or has left all in memory."""
-        key = (span.version.digest, span.number)
-        fill = self._fills.get(key)
-        if fill is None:
-            fill = self._over.get(key)
-            if fill is None or fill.landing is None or not fill.landing.in_memory:
-                return None
-        return FollowingReader(fill, self._disk)
+        fill = self._readable(span)
+        return None if fill is None else FollowingReader(fill, self._disk)
+
+    def received_bytes(self, span: Span) -> int | None:
+        """How much has come of a span that `find` would give a reader of; None where it would
+        not."""
+        fill = self._readable(span)
+        return None if fill is None else fill.received_bytes
 
     def start(
         self,
@@ -264,7 +265,7 @@ class Filler:
         key = (span.version.digest, span.number)
         assert key not in self._fills  # noqa: S101 - callers look with `find` in the same step
         self._fills[key] = fill
-        self._metrics.fills_in_flight.set(len(self._fills))
+        self.metrics.fills_in_flight.set(len(self._fills))
         self._lanes[lane].begun(span.size_bytes)
         fill.task = task = asyncio.create_task(self._run(key, fill, origin, opened))
         self._tasks.add(task)
@@ -302,6 +303,16 @@ class Filler:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
+    def _readable(self, span: Span) -> Fill | None:
+        """The span's fill, under way, or over with all it brought in memory."""
+        key = (span.version.digest, span.number)
+        fill = self._fills.get(key)
+        if fill is None:
+            fill = self._over.get(key)
+            if fill is None or fill.landing is None or not fill.landing.in_memory:
+                return None
+        return fill
+
     async def _run(
         self, key: tuple[bytes, int], fill: Fill, origin: Origin, opened: OpenedObject | None
     ) -> None:
@@ -322,7 +333,7 @@ class Filler:
             error = failure
         finally:
             del self._fills[key]
-            self._metrics.fills_in_flight.set(len(self._fills))
+            self.metrics.fills_in_flight.set(len(self._fills))
             fill.finish(error)
             if error is None:
                 self._over[key] = fill

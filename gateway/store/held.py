@@ -88,10 +88,13 @@ class HeldReads:
         if known is None:
             return False
         chosen, _ = choose(known.info, wanted, None)
+        if not chosen.size_bytes:
+            return True
         number = chosen.start // self._chunk_size_bytes
-        return not chosen.size_bytes or self._holds(
-            span(known.version, number, self._chunk_size_bytes)
-        )
+        if self._holds(span(known.version, number, self._chunk_size_bytes)):
+            return True
+        at = bucket.packs.where(known.version) if bucket.packs is not None else None
+        return at is not None and self._holds(at.shard)
 
     def head(
         self,

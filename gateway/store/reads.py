@@ -59,7 +59,7 @@ class Reads(Core):
 
     def __init__(self, **collaborators: Any) -> None:
         super().__init__(**collaborators)
-        self._shards = Shards(self._disk, self._filler)
+        self._shards = Shards(self._disk, self._filler, self._filler.metrics)
         self._questions: dict[tuple[object, ...], asyncio.Task[Any]] = {}
         self.held = HeldReads(
             self._believed,
@@ -259,6 +259,15 @@ class Reads(Core):
 
             task.add_done_callback(over)
         return await asyncio.shield(task)
+
+    async def held_bytes(self, bucket: str, prefix: str) -> int:
+        """Bytes that this node holds of the objects under a prefix, by themselves or in shards.
+        NoSuchBucket."""
+        where = self.bucket(bucket)
+        held = await self._disk.held_bytes(where.origin.name, where.origin_bucket, prefix)
+        if where.packs is not None:
+            held += await where.packs.held_bytes(where.origin_bucket, prefix, self._disk.holds)
+        return held
 
     def remainder(self, bucket: str, version: ObjectVersion, wanted: ByteRange) -> SpanSource:
         """Bytes of a version that another process of the node has begun to answer with, from

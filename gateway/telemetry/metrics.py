@@ -81,6 +81,11 @@ class Metrics:
             "cache_corrupt_total", "Kept spans dropped because a checksum did not match."
         )
         self.cache_unkept = counter("cache_unkept_total", "Spans served but not kept.", "reason")
+        self.packed_cold_reads = counter(
+            "packed_cold_reads_total",
+            "Cold reads of packed objects, by what was fetched: the object's range or its shard.",
+            "fetched",
+        )
         self.fills_in_flight = gauge("fills_in_flight", "Spans being filled now.")
         self.evicted_bytes = counter("evicted_bytes_total", "Bytes evicted from the cache.")
         self.members = state("members", "Nodes alive in the cluster.")

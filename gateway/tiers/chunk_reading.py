@@ -169,6 +169,14 @@ class ChunkLookup:
             raise self._unreadable(key, record, file, error) from error
         return self._checked(key, record, file, data, first, last, stamp)
 
+    def as_it_lies(self, file: OpenFile, offset: int, size_bytes: int) -> bytearray | None:
+        """Bytes that are not verified; None where they cannot be had without waiting, or at all."""
+        try:
+            return self._files.read_now(file, offset, size_bytes)
+        except OSError:
+            # Whoever reads and verifies meets it too, and knows what to do.
+            return None
+
     def region(self, key: bytes, file: OpenFile, offset: int, size_bytes: int) -> FileRegion | None:
         """As `SpanReader.region`."""
         return self._regions.of_blocks(file, key, offset, size_bytes)
@@ -281,11 +289,21 @@ class ChunkReader:
         view = self._lookup.read_now(self._key, self._record, file, first, last)
         return None if view is None else view[offset - first : stop - first]
 
+    def as_it_lies(self, offset: int, size_bytes: int) -> bytearray | None:
+        """Bytes that nothing vouches for, where they can be had without waiting: for those who have
+        a checksum of their own, and would pay for whole blocks. None where they cannot."""
+        return self._lookup.as_it_lies(self._opened(), offset, size_bytes)
+
     def region(self, offset: int, limit_bytes: int) -> FileRegion | None:
         """As `SpanReader.region`."""
         file = self._opened()
         size_bytes = min(limit_bytes, self._record.size_bytes - offset)
         return self._lookup.region(self._key, file, offset, size_bytes) if size_bytes > 0 else None
+
+    def duplicate(self) -> int:
+        """A descriptor of the chunk's file, to be closed by the caller: its blocks are not verified
+        by reading through it. OSError."""
+        return os.dup(self._opened().descriptor)
 
     async def close(self) -> None:
         """Lets go of what was pinned. Safe to call twice."""

@@ -23,6 +23,7 @@ from gateway.index.records import (
     raw_text,
     unpack_entries,
 )
+from gateway.model.reserved import RESERVED
 from gateway.telemetry.metrics import Metrics
 from gateway.tiers.chunks import ChunkStore
 from gateway.tiers.eviction import Policy, Victim
@@ -162,6 +163,7 @@ class Holding:
         await self.index.flush()
         total = 0
         wanted_bucket, wanted_prefix = raw_text(bucket), raw_text(prefix)
+        ours = raw_text(RESERVED)
 
         def visit(decode: Callable[[bytes], ChunkRecord | SmallRecord], raw: bytes) -> None:
             nonlocal total
@@ -170,9 +172,9 @@ class Holding:
             except msgspec.MsgspecError:
                 return
             name = record.name
-            if (name.origin, name.bucket) == (origin, wanted_bucket) and name.key.startswith(
-                wanted_prefix
-            ):
+            here = (name.origin, name.bucket) == (origin, wanted_bucket)
+            # What is held of packs counts as the objects that are in them (`Packs.held_bytes`).
+            if here and name.key.startswith(wanted_prefix) and not name.key.startswith(ours):
                 total += record.size_bytes
 
         await self.index.scan(Table.CHUNKS, lambda _, raw: visit(decode_chunk, raw))

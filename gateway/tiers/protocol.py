@@ -1,6 +1,6 @@
 """What a tier and an origin promise. The store knows nothing else of either."""
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Literal, Protocol
 
 from msgspec import Struct, field
@@ -108,6 +108,11 @@ class Packs(Protocol):
 
     def wants_whole(self, at: PackedAt) -> bool:
         """Whether a cold read there should bring in the whole shard; counts the read."""
+        ...
+
+    async def held_bytes(self, bucket: str, prefix: str, holds: Callable[[Span], bool]) -> int:
+        """Bytes of the objects under a prefix that lie in shards of which `holds` says that they
+        are here."""
         ...
 
     async def confirm(self, bucket: str, prefix: str, freshness_seconds: float | None) -> None:

@@ -168,3 +168,21 @@ def test_what_is_remembered_is_bounded() -> None:
         assert policy.allows("GetObject", f"a{number}", "k")
         assert policy.allows("GetObject", f"b{number}", "k") == (number == 1)
     assert len(policy._verdicts) <= 1024
+
+
+@given(
+    st.lists(
+        st.builds(
+            lambda made, names: made("GetObject", buckets=tuple(names)),
+            st.sampled_from([allow, deny]),
+            st.lists(st.sampled_from(["b", "*", "b/*", "b/p*", "b/p/*", "b/*q", "b/p/*q*", "c"])),
+        ),
+        max_size=4,
+    ),
+    st.sampled_from(["", "p", "p/", "p/q"]),
+    st.text("pq/", max_size=4),
+)
+def test_who_may_read_all_may_read_each(rules: list[Rule], prefix: str, rest: str) -> None:
+    policy = Policy(rules)
+    if policy.allows_all("GetObject", "b", prefix):
+        assert policy.allows("GetObject", "b", prefix + rest)

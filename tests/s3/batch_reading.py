@@ -98,10 +98,10 @@ async def ask(node: Running, body: bytes, *, bucket: str = "train", **how: Any) 
 
 
 async def frames_of(
-    node: Running, objects: Sequence[object], **more: Any
+    node: Running, objects: Sequence[object], *, bucket: str = "train", **more: Any
 ) -> tuple[list[Frame], dict[str, Any]]:
     """The frames of a batch that is answered to its end."""
-    answer = await ask(node, document(objects, format="frames", **more))
+    answer = await ask(node, document(objects, format="frames", **more), bucket=bucket)
     assert (answer.status, answer.whole) == (200, True), answer.body
     assert answer.headers["content-type"] == "application/x-feedrack-frames"
     frames, told = parse_frames(answer.body)

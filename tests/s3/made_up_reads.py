@@ -216,6 +216,7 @@ _OTHERS = {
     "x-amz-security-token": "odd",
     "x-amz-meta-odd": "a  b\tc",
     "x-amz-bypass-governance-retention": "true",
+    "x-feedrack-packs": "bypass",
     "Sec-WebSocket-Key": "b2Rk",
     "HTTP2-Settings": "b2Rk",
     "Date": _LONG_AGO,

@@ -299,3 +299,7 @@ async def test_packing_does_not_sweep_the_cache(node: Running, s3: Any, past: An
     answer, _ = await get(s3, "warm")
     assert answer["ResponseMetadata"]["HTTPHeaders"]["x-feedrack-tier"] == "disk"
     assert await node.node.parts.disk.held_bytes("main", "train", "") == 5000
+    # And what is warm is not what the origin is asked for past packs.
+    answer, body = await get(past, "warm")
+    assert answer["ResponseMetadata"]["HTTPHeaders"]["x-feedrack-tier"] == "origin"
+    assert body == b"w" * 5000

@@ -145,6 +145,19 @@ async def test_deleting_many_leaves_what_is_reserved(node: Running, s3: Any) -> 
     assert (await ask(node, "GET", f"/train/{KEY}", BYPASS)).body == SECRET
 
 
+async def test_a_batch_has_what_is_reserved_past_packs_alone(node: Running) -> None:
+    batch = b'{"format": "tar", "objects": [{"key": "%s"}]}' % KEY.encode()
+    for headers, seen in (({}, False), (BYPASS, True)):
+        wire = await node.connect()
+        request = node.signed("POST", "/train?feedrack-batch", headers, batch)
+        await wire.send(request.replace(b"HTTP/1.1", b"HTTP/1.0", 1))
+        answer = await wire.reader.read(65_536)
+        while data := await wire.reader.read(65_536):
+            answer += data
+        assert answer.startswith(b"HTTP/1.0 200") or answer.startswith(b"HTTP/1.1 200")
+        assert (SECRET in answer, b"NoSuchKey" in answer) == (seen, not seen)
+
+
 async def test_no_listing_shows_what_is_reserved(node: Running, s3: Any) -> None:
     past = past_packs(node.client())
     for number in range(5):

@@ -8,7 +8,7 @@ import pytest
 
 from gateway.errors import TierFull
 from gateway.telemetry.metrics import Metrics
-from gateway.tiers import packed
+from gateway.tiers.packed import growing
 from gateway.tiers.protocol import SpanReader
 from tests.tiers.cached import (
     CHUNK_BYTES,
@@ -146,7 +146,7 @@ async def test_small_objects_in_use_outlive_the_eviction_of_their_shard(tmp_path
 async def test_small_objects_that_wait_for_the_disk_take_bounded_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(packed, "_MAX_WAITING_BYTES", MIB)
+    monkeypatch.setattr(growing, "_MAX_WAITING_BYTES", MIB)
     async with opened(cache_config(tmp_path, 32 * MIB)) as tier:
         assert tier._holding is not None
         waiting = tier._holding.small.log

@@ -14,10 +14,10 @@ from gateway.index.records import chunk_key
 from gateway.model.objects import ObjectVersion
 from gateway.s3.frames import LIMIT_BYTES as FRAME_BYTES
 from gateway.telemetry.metrics import Metrics
-from gateway.tiers import packed
 from gateway.tiers.disk import DiskTier
 from gateway.tiers.held_disk import HeldDisk
 from gateway.tiers.notes import Notebook, Notes
+from gateway.tiers.packed import growing
 from tests.beside import Other, other_process
 from tests.tiers.cached import (
     CHUNK_BYTES,
@@ -102,7 +102,7 @@ async def test_what_is_held_is_found_read_and_sent_by_another_process(tmp_path: 
 async def test_what_is_not_written_yet_is_not_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(packed, "_FLUSH_SECONDS", 1000)
+    monkeypatch.setattr(growing, "_FLUSH_SECONDS", 1000)
     async with opened(cache_config(tmp_path)) as tier, reading(tmp_path) as other:
         await put(tier, SMALL)
         assert await read(other, SMALL) == [None]

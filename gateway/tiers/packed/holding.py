@@ -1,6 +1,6 @@
 """The packs of an origin's buckets, one table for all that reads, writes and lists through them."""
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from gateway.model.objects import ObjectRef
 from gateway.model.reserved import PACKS
@@ -16,7 +16,8 @@ _MOST_BUCKETS = 4096
 
 
 class PacksHolder:
-    """`origin`: the one behind. `limit_bytes`: no larger shard is brought in whole."""
+    """`origin`: the one behind. `limit_bytes`: no larger shard is brought in whole.
+    `settled` returns once no reader believes what an earlier process handed out."""
 
     def __init__(
         self,
@@ -26,11 +27,13 @@ class PacksHolder:
         node: str,
         limit_bytes: int,
         now: Callable[[], float],
+        settled: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         self._origin = origin
         self._files = files
         self._node = node
         self._now = now
+        self._settled = settled
         self._appetite = Appetite(limit_bytes)
         self._buckets: dict[str, BucketPacks] = {}
         self._past_packs = PastPacks(origin, on_put=self.noticed)

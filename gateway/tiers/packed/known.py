@@ -23,7 +23,7 @@ from gateway.errors import FeedrackError, NoSuchBucket, NoSuchKey, S3Error, Tier
 from gateway.model.objects import ListPage, ObjectRef
 from gateway.tiers.packed.files import IndexFiles, OpenIndex
 from gateway.tiers.packed.latest import Latest
-from gateway.tiers.packed.view import PackView
+from gateway.tiers.packed.view import PackView, Watchers
 from gateway.tiers.protocol import Origin
 from packer.format import (
     PACKS,
@@ -61,7 +61,7 @@ class Pack:
         self._bucket = bucket
         self._files = files
         self._now = now
-        self._opened: OpenIndex | None = None
+        self.opened: OpenIndex | None = None
         self._switching: asyncio.Task[None] | None = None
         self.place = Place(manifest.prefix)
         # The manifest in use, and the highest known: they differ while an index is on its way.
@@ -74,6 +74,7 @@ class Pack:
         self.turn = asyncio.Lock()
         self.manifests = Latest(self._look_at_manifests, now)
         self.log = Latest(self._look_at_log, now)
+        self.changed = Watchers()
 
     @property
     def prefix(self) -> str:
@@ -115,6 +116,7 @@ class Pack:
             self.view.add(sequence, batch)
         else:
             self.overrides.add(sequence, batch)
+        self.changed()
 
     async def close(self) -> None:
         for latest in (self.manifests, self.log):
@@ -123,8 +125,8 @@ class Pack:
             self._switching.cancel()
             await asyncio.gather(self._switching, return_exceptions=True)
         self.view = None
-        if self._opened is not None:
-            await self._files.close(self._opened, forget=False)
+        if self.opened is not None:
+            await self._files.close(self.opened, forget=False)
 
     async def read_log(self, overrides: Overrides) -> list[tuple[int, OverrideBatch]]:
         """The records of the log beyond those in `overrides`."""
@@ -150,6 +152,7 @@ class Pack:
             if manifest.prefix != self.prefix:
                 raise TierUnavailable(f"{self.place.root} holds a pack of another prefix")
             self.highest = manifest
+            self.changed()
         if self._used is not self.highest and self._switching is None:
             # New, or it could not be brought in the last time.
             self._begin_switch()
@@ -209,7 +212,7 @@ class Pack:
                 if opened is not None:
                     await self._files.close(opened, forget=False)
                 raise
-            before, self._opened = self._opened, opened
+            before, self.opened = self.opened, opened
             self.manifest = self._used = manifest
             self.overrides = overrides
             self.view = None
@@ -217,6 +220,7 @@ class Pack:
                 self.view = PackView(
                     self._origin.name, self._bucket, manifest, opened.index, overrides
                 )
+            self.changed()
         log.info(
             "pack in use",
             bucket=self._bucket,

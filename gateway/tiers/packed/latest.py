@@ -8,6 +8,9 @@ import structlog
 from gateway.errors import FeedrackError, TierUnavailable
 from packer.format import ManifestError, OverrideError
 
+# After a question that failed, the next one for nobody in particular waits so long.
+_PAUSE_SECONDS = 1.0
+
 log = structlog.get_logger()
 
 
@@ -20,6 +23,7 @@ class Latest:
         self._now = now
         self._task: asyncio.Task[None] | None = None
         self._doubts = 0
+        self._pause_until = float("-inf")
         self.at = float("-inf")
 
     async def since(self, moment: float) -> None:
@@ -28,8 +32,10 @@ class Latest:
             await asyncio.shield(self._begin())
 
     def refresh(self) -> None:
-        """Puts the question behind the answer that is being given. A failure is no news."""
-        self._begin()
+        """Puts the question behind the answer that is being given. A failure is no news; nobody
+        waits for the next one, so it is not put at once."""
+        if self._now() >= self._pause_until:
+            self._begin()
 
     def doubt(self) -> None:
         """Takes no question put until now for answered: something was just written there."""
@@ -65,4 +71,5 @@ class Latest:
 
     def _over(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
+            self._pause_until = self._now() + _PAUSE_SECONDS
             log.debug("packs not looked at", reason=str(error))

@@ -111,7 +111,7 @@ class OverrideLog:
         await asyncio.shield(future)
 
     async def close(self) -> None:
-        """Waits for what clients have left behind."""
+        """Waits for what is being appended for clients that have left."""
         if self._task is not None:
             await asyncio.gather(self._task, return_exceptions=True)
 

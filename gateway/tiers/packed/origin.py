@@ -6,7 +6,7 @@ lies under `.feedrack/`, which never shows: nothing above asks for it but throug
 """
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from gateway.errors import NoSuchKey
 from gateway.model.body import Body
@@ -19,10 +19,12 @@ from gateway.model.objects import (
     ObjectRef,
     PartPage,
     PutResult,
+    Span,
     UploadPage,
     VersionPage,
 )
 from gateway.model.reserved import RESERVED, is_reserved
+from gateway.tiers.packed.counting import held_in_shards
 from gateway.tiers.packed.hidden import list_uploads, list_versions
 from gateway.tiers.packed.known import Pack
 from gateway.tiers.packed.listing import (
@@ -67,6 +69,10 @@ class PackedOrigin(PackedWriting):
         moment = self._now() - freshness_seconds
         whole = [pack for pack in packs.under(prefix) if pack.view is not None]
         await asyncio.gather(*(pack.confirm(moment) for pack in whole))
+
+    async def held_bytes(self, bucket: str, prefix: str, holds: Callable[[Span], bool]) -> int:
+        packs = self._packs(bucket).under(prefix)
+        return sum([await held_in_shards(pack, prefix, holds) for pack in packs])
 
     async def _piece(
         self, bucket: str, pack: Pack, prefix: str, delimiter: str, after: str, limit: int

@@ -20,6 +20,7 @@ from gateway.errors import (
 from gateway.model.objects import ObjectInfo, ObjectRef, ObjectVersion, PartSpan
 from gateway.model.ranges import ByteRange, RangeSpec
 from gateway.tiers.packed.holding import PacksHolder
+from gateway.tiers.packed.known import Pack
 from gateway.tiers.packed.view import PackedObject, Tags
 from gateway.tiers.protocol import OpenedObject, PackedAt
 from packer.format import PACKS
@@ -64,6 +65,10 @@ class PackedReading(PacksHolder):
         if packed is None or packed.info.etag != version.etag:
             return None
         return packed.at
+
+    def whole(self, bucket: str, prefix: str) -> list[Pack]:
+        """The packs in use that share keys with a prefix, as far as is known."""
+        return [pack for pack in self._packs(bucket).under(prefix) if pack.view is not None]
 
     def wants_whole(self, at: PackedAt) -> bool:
         shard = at.shard.version

@@ -4,7 +4,7 @@ Synchronous and without a clock: who asks has seen to it that the view is curren
 """
 
 from bisect import bisect_left, insort
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from msgspec import Struct
 
@@ -47,6 +47,15 @@ class Unsure(Struct, frozen=True):
 
 
 Listed = ObjectEntry | Unsure
+
+
+class Watchers(list[Callable[[], None]]):
+    """Who is told of each change to a pack's view, or to whether it takes overrides, in the step
+    that makes it."""
+
+    def __call__(self) -> None:
+        for told in self:
+            told()
 
 
 class PackView:

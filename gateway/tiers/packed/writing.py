@@ -311,6 +311,8 @@ class PackedWriting(PackedReading):
         if log is None:
             log = self._logs[pack] = OverrideLog(self._origin, pack, self._node)
         await log.append(overrides)
+        if self._settled is not None:
+            await self._settled()
 
 
 def _check(conditions: WriteConditions, info: ObjectInfo) -> None:
