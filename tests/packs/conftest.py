@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from gateway.tiers.packed import known
 from packer.drop import drop
 from packer.format import Place
 from packer.originals import delete_originals
@@ -17,6 +18,7 @@ from packer.progress import Silent
 from packer.stores.choice import Dataset, open_store
 from packer.stores.protocol import Store
 from tests.origins import ACCESS_KEY, SECRET_KEY, MotoServer, moto_server
+from tests.packs.bench import Bench
 from tests.s3.running import Running, call, client_of, running
 
 
@@ -155,7 +157,7 @@ async def everything(node: Running, bucket: str, prefix: str = "") -> dict[str, 
                 "headers": {
                     name: value
                     for name, value in headers.items()
-                    if not name.startswith("x-feedrack") and name not in _OF_THE_ANSWER
+                    if not name.startswith("x-feedrack") and name not in OF_THE_ANSWER
                 },
             }
         if not page["IsTruncated"]:
@@ -182,9 +184,12 @@ class Digest:
         return f"{self._known[0]} bytes {self._known[1][:8]}"
 
 
-# The last is moto's alone: it takes the header of an upload for one of the object.
-_OF_THE_ANSWER = {"date", "x-amz-request-id", "x-amz-id-2", "connection", "server"} | {
-    "x-amz-content-sha256"
+# The last are moto's alone: it takes headers of an upload for the object's, and says the type of a
+# checksum to HeadObject only.
+OF_THE_ANSWER = {"date", "x-amz-request-id", "x-amz-id-2", "connection", "server"} | {
+    "x-amz-content-sha256",
+    "x-amz-sdk-checksum-algorithm",
+    "x-amz-checksum-type",
 }
 
 
@@ -197,3 +202,13 @@ def differences(seen: Any, expected: Any, at: str = "") -> list[str]:
             for line in differences(seen.get(name), expected.get(name), f"{at} {name[:40]}")
         ]
     return [] if seen == expected else [f"{at}: {seen!r} instead of {expected!r}"]
+
+
+@pytest.fixture
+async def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Bench]:
+    """An empty directory for nodes and a packer, who wait for nothing."""
+    monkeypatch.setattr(known, "_SETTLED_SECONDS", 0.0)
+    made = Bench(tmp_path)
+    await made.start()
+    yield made
+    await made.stop()

@@ -4,6 +4,7 @@ growing.py    small objects of the cache, gathered into shards of this node's ow
 origin.py     an origin whose packed keys answer as before packing (docs/pack-format.md)
   reading.py  its reads; writing.py its writes; listing.py its listings
   known.py    which packs a bucket has, and how current this node's knowledge of them is
+  latest.py   a question that is asked again and again
   view.py     one pack with what was written over it: what a key is, and where its bytes lie
   log.py      the log of overrides, appended before a write is answered
   files.py    the indexes on this node's disk

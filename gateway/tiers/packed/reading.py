@@ -101,8 +101,10 @@ class PackedReading(PacksHolder):
             info = packed.info
         # How an object was uploaded is not in the pack: it is whole, or its ETag says in how many
         # parts, but not where they ended.
-        if number != 1 or "-" in info.etag:
+        if "-" in info.etag:
             raise InvalidPartNumber("The parts of a packed object are not known any more.")
+        if number != 1:
+            raise InvalidPartNumber
         return info, PartSpan(1, 0, info.size_bytes, 1)
 
     async def open(
