@@ -248,6 +248,17 @@ def record_of(data: bytes) -> bytes:
     return length + crcs[0] + data + crcs[1]
 
 
+def test_a_member_whose_name_is_no_key_is_left_out(bucket: Bucket, tmp_path: Path) -> None:
+    path = tmp_path / "x.tar"
+    with tarfile.open(path, "w", format=tarfile.GNU_FORMAT, encoding="latin-1") as archive:
+        for name in ("fine", "né"):
+            archive.addfile(tarfile.TarInfo(name), io.BytesIO())
+    bucket.put("p/x.tar", path.read_bytes())
+    report = told(bucket, "pack", "--from", "webdataset", "--settle", 0)["report"]
+    assert [item["reason"] for item in report["left_out"]] == ["its name is not UTF-8"]
+    assert set(packed_bytes(bucket)) == {"p/x/fine"}
+
+
 def test_tfrecords_become_objects(bucket: Bucket) -> None:
     datas = [b"", b"a", bytes(70_000)]
     bucket.put("p/train.tfrecord", b"".join(map(record_of, datas)))

@@ -196,6 +196,21 @@ def test_large_files_go_up_in_parts_and_come_back(s3_bucket: Bucket, tmp_path: P
     assert s3_bucket.store.head("k").headers["content-type"] == "x/y"
 
 
+@pytest.mark.parametrize("size_bytes", [10, 20 * 1024**2])
+def test_a_file_takes_no_objects_place_unless_it_may(
+    bucket: Bucket, tmp_path: Path, size_bytes: int
+) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(bytes(size_bytes))
+    bucket.store.put_file("k", path, lambda _: None, if_absent=True)
+    path.write_bytes(b"x" * size_bytes)
+    with pytest.raises(ConditionFailed):
+        bucket.store.put_file("k", path, lambda _: None, if_absent=True)
+    assert bucket.store.get("k").data == bytes(size_bytes)
+    bucket.store.put_file("k", path, lambda _: None)
+    assert bucket.store.get("k").data == b"x" * size_bytes
+
+
 def test_an_upload_that_fails_is_ended(s3_bucket: Bucket, tmp_path: Path) -> None:
     path = tmp_path / "large"
     path.write_bytes(bytes(40 * 1024**2))
