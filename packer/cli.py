@@ -383,6 +383,10 @@ def _tell(report: Report, dry_run: bool) -> None:
         f"{report.requests_after:,} after"
     )
     if dry_run:
+        click.echo(
+            f"--delete-originals: {plan.original_objects:,} objects "
+            f"({_human(plan.original_bytes)}) fewer in the bucket"
+        )
         return
     for item in report.left_out:
         click.echo(f"left out: {item.key}: {item.reason}")

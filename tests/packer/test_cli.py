@@ -58,6 +58,7 @@ def test_a_pack_from_first_to_last(bucket: Bucket) -> None:
     assert dry.returncode == 0, dry.stderr
     assert re.search(r"would read 60 objects .* into \d shards", dry.stdout)
     assert re.search(r"60 before, \d after", dry.stdout)
+    assert re.search(r"60 objects \(.*\) fewer in the bucket", dry.stdout)
     assert told(bucket, "pack", "--settle", 0)["report"]["packed_objects"] == 60
     assert told(bucket, "verify")["objects"] == 60
     keys = run(bucket, "ls", "--json").stdout.splitlines()

@@ -103,12 +103,20 @@ def test_every_object_lies_in_the_pack_as_it_was_listed(bucket: Bucket) -> None:
 
 
 def test_a_dry_run_says_what_will_be_and_writes_nothing(bucket: Bucket) -> None:
-    filled(bucket)
+    objects = filled(bucket)
     before = bucket.keys()
     planned = plan_only(bucket.store, bucket.options(), Silent())
     assert bucket.keys() == before
     assert bucket.pack().plan == planned.plan
     assert (planned.requests_before, planned.requests_after) == (60, planned.plan.new_shards + 1)
+    saved = planned.plan.original_objects, planned.plan.original_bytes
+    assert saved == (60, sum(map(len, objects.values())))
+
+
+def test_a_dry_run_counts_no_original_that_is_gone_already(alone: Bucket) -> None:
+    alone.put("p/new", b"1234")
+    plan = plan_only(alone.store, alone.options(), Silent()).plan
+    assert (plan.original_objects, plan.original_bytes) == (1, 4)
 
 
 def test_the_same_objects_make_the_same_shards(bucket: Bucket) -> None:
