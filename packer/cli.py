@@ -258,7 +258,11 @@ def _list_keys(store: Store, dataset: Dataset, folder: Path, as_json: bool) -> N
 @click.option("--to-endpoint-url", help="The endpoint of --to, where it is another.")
 @click.option("--to-webdataset", is_flag=True, help="Write tars into the directory of --to.")
 @click.option("--tar-size", type=_Size(), default="256MiB", show_default=True)
-@click.option("--replace", is_flag=True, help="Replace objects that are in the bucket already.")
+@click.option(
+    "--replace",
+    is_flag=True,
+    help="Replace objects that are in the bucket already; files always are.",
+)
 @click.option("--keep-times", is_flag=True, help="Say times in x-amz-meta-mtime (buckets only).")
 @click.option("--jobs", type=click.IntRange(1, 512), default=16, show_default=True)
 @_endpoint
