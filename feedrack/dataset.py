@@ -128,6 +128,17 @@ class Dataset:
             found.append(outcome)
         return found
 
+    def view_batch(
+        self, which: Sequence[int | str] | Sequence[int] | Sequence[str]
+    ) -> list[memoryview]:
+        """As read_batch, without a copy of what is mapped here: read-only views, good for as long
+        as they are held."""
+        positions = [self._position(one) for one in which]
+        here = self.near.view(positions) if self.near is not None else None
+        if here is not None and None not in here:
+            return cast("list[memoryview]", here)
+        return [memoryview(data) for data in self.read_batch(which)]
+
     def read_each(
         self, which: Sequence[int | str] | Sequence[int] | Sequence[str]
     ) -> list[Outcome]:

@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, TypeVar
 
 import msgspec
 import xxhash
@@ -38,6 +38,15 @@ _TROUBLE = (OSError, PageLost, IndexDamaged, Unavailable, msgspec.MsgspecError)
 _digest = xxhash.xxh3_64_intdigest
 
 
+Piece = TypeVar("Piece", bytes, memoryview, covariant=True)
+
+
+class _Memory(Protocol[Piece]):
+    """A mapped shard, or a view of one."""
+
+    def __getitem__(self, where: slice, /) -> Piece: ...
+
+
 class _Pack(NamedTuple):
     """A pack as the state believes it."""
 
@@ -54,6 +63,8 @@ class _State(NamedTuple):
     packs: tuple[_Pack, ...]
     # One for each shard of the catalog, and None at the end: for what is nowhere.
     maps: tuple[mmap.mmap | None, ...]
+    # The same, for who wants no copy.
+    views: tuple[memoryview | None, ...]
 
 
 class Near:
@@ -92,12 +103,23 @@ class Near:
 
         Positions as those of a list; None is nowhere."""
         state = self._believed()
-        if state is None:
-            return None
-        catalog, maps = state.catalog, state.maps
+        return None if state is None else self._found(state, state.maps, positions)
+
+    def view(self, positions: Sequence[int | None]) -> list[memoryview | None] | None:
+        """As `read`, where they lie: good for as long as somebody holds them."""
+        state = self._believed()
+        return None if state is None else self._found(state, state.views, positions)
+
+    def _found(
+        self,
+        state: _State,
+        maps: "Sequence[_Memory[Piece] | None]",
+        positions: Sequence[int | None],
+    ) -> list[Piece | None]:
+        catalog = state.catalog
         shard, offset = catalog.shard, catalog.offset
         size, checksum = catalog.size, catalog.checksum
-        found: list[bytes | None] = []
+        found: list[Piece | None] = []
         add = found.append
         here = 0
         for position in positions:
@@ -204,6 +226,7 @@ class Near:
                 os.close(descriptor)
         for pack in packs:
             catalog.hide(self._keys, pack.overridden)
+        maps = (*(held.get(sha256) for sha256 in catalog.shards), None)
         self._state = _State(
             catalog,
             tuple(
@@ -211,7 +234,8 @@ class Near:
                 for name, pack in zip(names, packs, strict=True)
                 if pack.page in pages
             ),
-            (*(held.get(sha256) for sha256 in catalog.shards), None),
+            maps,
+            tuple(memoryview(each) if each is not None else None for each in maps),
         )
         if len(self._state.packs) < len(packs):
             self._state = None

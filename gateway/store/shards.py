@@ -11,7 +11,6 @@ from collections import OrderedDict
 import xxhash
 
 from gateway.errors import Corrupt
-from gateway.index.records import BLOCK_BYTES
 from gateway.model.objects import Span
 from gateway.store.fill import Filler, FollowingReader
 from gateway.telemetry.metrics import Metrics
@@ -131,6 +130,7 @@ class StretchReader:
         self._judged = judged
         self._start = at.offset + span.start
         self._size_bytes = span.size_bytes
+        self._wanted_from_file = False
 
     @property
     def tier(self) -> TierName:
@@ -152,8 +152,12 @@ class StretchReader:
         if size_bytes < self._at.size_bytes and not self._may_give_parts():
             return None
         reader = self._reader
-        if size_bytes == self._at.size_bytes < BLOCK_BYTES and isinstance(reader, ChunkReader):
-            # Its own checksum is enough; that of a block would have all of the block read.
+        if (
+            size_bytes == self._at.size_bytes
+            and not self._wanted_from_file
+            and isinstance(reader, ChunkReader)
+        ):
+            # Its own checksum is enough; those of blocks would have all of the blocks read.
             lying = reader.as_it_lies(self._start, size_bytes)
             if lying is not None and xxhash.xxh3_64_intdigest(lying) == self._at.checksum:
                 return lying
@@ -167,6 +171,8 @@ class StretchReader:
         return block
 
     def region(self, offset: int, limit_bytes: int) -> FileRegion | None:
+        # Only blocks that were verified can be sent from the file the next time.
+        self._wanted_from_file = True
         if not self._may_give_parts():
             return None
         size_bytes = min(limit_bytes, self._size_bytes - offset)

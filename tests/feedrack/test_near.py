@@ -51,6 +51,19 @@ def test_what_is_mapped_is_read_without_a_request(kept: PackedNode) -> None:
             dataset.read_batch([KEYS[0], "p/none"])
 
 
+def test_views_are_of_the_map_where_there_is_one(kept: PackedNode) -> None:
+    with kept.warm() as dataset:
+        before = kept.requests()
+        views = dataset.view_batch([3, KEYS[4], -1])
+        assert views == [EVERYTHING[3], EVERYTHING[4], EVERYTHING[-1]]
+        assert all(view.readonly for view in views)
+        assert kept.requests() == before
+    # Held longer than the dataset.
+    assert views[0] == EVERYTHING[3]
+    with kept.open(short_circuit=False) as dataset:
+        assert dataset.view_batch(range(3)) == EVERYTHING[:3]
+
+
 def test_a_part_of_a_pack_is_mapped_as_well(kept: PackedNode) -> None:
     with kept.warm(prefix="p/1") as dataset:
         assert dataset.read_batch(range(len(dataset))) == EVERYTHING[100:200]
