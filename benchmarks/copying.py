@@ -19,10 +19,11 @@ import msgspec
 from lxml import etree
 from msgspec import Struct
 
+from feedrack.signing import Query
 from packer.stores.choice import open_store
 from packer.stores.protocol import Listed
 from packer.stores.s3 import text
-from packer.stores.s3_client import Answer, Query, S3Client, find_target
+from packer.stores.s3_client import Answer, S3Client, find_target
 
 # As `packer` uploads, and as it hands neighbours to a thread.
 _PART_BYTES = 16 * 1024**2

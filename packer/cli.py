@@ -260,7 +260,11 @@ def _list_keys(store: Store, dataset: Dataset, folder: Path, as_json: bool) -> N
 @click.option("--to-endpoint-url", help="The endpoint of --to, where it is another.")
 @click.option("--to-webdataset", is_flag=True, help="Write tars into the directory of --to.")
 @click.option("--tar-size", type=_Size(), default="256MiB", show_default=True)
-@click.option("--replace", is_flag=True, help="Replace objects that are in the bucket already.")
+@click.option(
+    "--replace",
+    is_flag=True,
+    help="Replace objects that are in the bucket already; files always are.",
+)
 @click.option("--keep-times", is_flag=True, help="Say times in x-amz-meta-mtime (buckets only).")
 @click.option("--jobs", type=click.IntRange(1, 512), default=16, show_default=True)
 @_endpoint
@@ -385,6 +389,10 @@ def _tell(report: Report, dry_run: bool) -> None:
         f"{report.requests_after:,} after"
     )
     if dry_run:
+        click.echo(
+            f"--delete-originals: {plan.original_objects:,} objects "
+            f"({_human(plan.original_bytes)}) fewer in the bucket"
+        )
         return
     for item in report.left_out:
         click.echo(f"left out: {item.key}: {item.reason}")

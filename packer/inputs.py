@@ -70,7 +70,12 @@ def tar_members(file: BinaryIO, largest_bytes: int) -> Iterator[Member]:
             name = member.name.removeprefix("./")
             if not member.isreg() or not name:
                 continue
-            digest = xxhash.xxh3_64_intdigest(name.encode(errors="surrogateescape"))
+            raw = name.encode(errors="surrogateescape")
+            if raw != name.encode(errors="replace"):
+                # A key is UTF-8.
+                yield raw.decode(errors="replace"), ObjectUnreadable("its name is not UTF-8")
+                continue
+            digest = xxhash.xxh3_64_intdigest(raw)
             if digest in seen:
                 yield name, ObjectUnreadable(f"{name} is in the tar twice")
                 continue

@@ -192,7 +192,8 @@ def cut(sizes: Iterable[int], shard_bytes: int) -> Iterator[int]:
 
 
 class Summary(Struct):
-    """A plan in numbers."""
+    """A plan in numbers. `original_*`: what will be in the pack and is still where it was, so what
+    `--delete-originals` saves."""
 
     objects: int = 0
     read_objects: int = 0
@@ -207,6 +208,8 @@ class Summary(Struct):
     done_objects: int = 0
     new_shards: int = 0
     kept_shards: int = 0
+    original_objects: int = 0
+    original_bytes: int = 0
 
     def count(self, decided: Decided, moved: bool) -> None:
         """Counts one key."""
@@ -215,6 +218,10 @@ class Summary(Struct):
             self.gone_objects += 1
             return
         self.objects += 1
+        if decided.doing != "plain" and task.etag:
+            # It was listed.
+            self.original_objects += 1
+            self.original_bytes += task.size_bytes
         if decided.doing == "read":
             self.read_objects += 1
             self.read_bytes += task.size_bytes

@@ -46,6 +46,10 @@ class Target(Protocol):
         """Completes what was written."""
         ...
 
+    def abandon(self) -> None:
+        """Lets go of what is not whole and will not be."""
+        ...
+
 
 class DirectoryTarget:
     """Files with their times; what files cannot say goes into `.feedrack~unpacked/metadata.jsonl`.
@@ -70,6 +74,9 @@ class DirectoryTarget:
         return self._write(facts, lambda target: _copy(path, target))
 
     def close(self) -> None:
+        self._metadata.close()
+
+    def abandon(self) -> None:
         self._metadata.close()
 
     def _write(self, facts: Facts, fill: "Filler") -> bool:
@@ -129,11 +136,23 @@ class BucketTarget:
         return True
 
     def write_file(self, facts: Facts, path: Path) -> bool:
-        self._store.put_file(self._key(facts), path, lambda _: None, self._headers(facts))
+        try:
+            self._store.put_file(
+                self._key(facts),
+                path,
+                lambda _: None,
+                self._headers(facts),
+                if_absent=not self._replace,
+            )
+        except ConditionFailed:
+            return False
         return True
 
     def close(self) -> None:
         """Nothing is held back."""
+
+    def abandon(self) -> None:
+        """Each object is whole by itself."""
 
     def _key(self, facts: Facts) -> str:
         return self._to_prefix + facts.key.removeprefix(self._prefix)
@@ -180,6 +199,12 @@ class TarTarget:
             self._tar = None
             self._number += 1
             self._held_bytes = 0
+
+    def abandon(self) -> None:
+        if self._tar is not None:
+            self._tar.close()
+            self._tar = None
+            self._coming.unlink()
 
     @property
     def _coming(self) -> Path:

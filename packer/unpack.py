@@ -177,21 +177,29 @@ class _Job:
         """Takes an object from the origin as it is; where there is none, it was deleted."""
         path = self._folder / "copied"
         try:
-            known = self._store.head(key)
-            with self._store.open(key, known.etag) as source, path.open("wb") as file:
-                while block := source.read(1024**2):
-                    file.write(block)
+            known = self._fetched(key, path)
+            if known is None:
+                return
             modified_ms = self._listed_ms(key, index, known)
             facts = Facts(key, known.etag, modified_ms, known.headers)
             done = self._target.write_file(facts, path)
-        except ObjectMissing:
-            return
         except StoreError as error:
             self._fail(key, error)
             return
         finally:
             path.unlink(missing_ok=True)
         self._count(done, known.size_bytes)
+
+    def _fetched(self, key: str, path: Path) -> Listed | None:
+        """Brings the origin's object to `path`; None where there is none."""
+        try:
+            known = self._store.head(key)
+            with self._store.open(key, known.etag) as source, path.open("wb") as file:
+                while block := source.read(1024**2):
+                    file.write(block)
+        except ObjectMissing:
+            return None
+        return known
 
     def _write(self, facts: Facts, got: Got) -> None:
         try:
@@ -235,8 +243,10 @@ def unpack(
         job.run(jobs, in_place=in_place)
         if in_place:
             job.take_back()
-    finally:
-        target.close()
+    except BaseException:
+        target.abandon()
+        raise
+    target.close()
     return job.result
 
 

@@ -40,7 +40,8 @@ class BatchReads:
 
     `admit` raises what speaks against reading a key, before anything is looked up. `budget` is
     shared by all batches. Up to `ready_bytes` of held objects lie in memory before their turn; what
-    is held further on is left where it is, and looked up once more. One taker; `close` must be called, and ends what is still being fetched.
+    is held further on is left where it is, and looked up once more. One taker; `close` must be
+    called, and ends what is still being fetched.
     """
 
     def __init__(

@@ -70,7 +70,13 @@ class Listings(Uploads):
 
     async def get_tags(self, bucket: str, key: str, version_id: str | None) -> _Tags:
         where = self.bucket(bucket)
-        return await where.origin.get_tags(where.ref(key, version_id))
+        ref = where.ref(key, version_id)
+        if where.packs is not None and not self._versions.generation(ref):
+            freshness = None if where.immutable else where.freshness_seconds
+            tags = where.packs.known_tags(ref, freshness)
+            if tags is not None:
+                return tags
+        return await where.origin.get_tags(ref)
 
     async def put_tags(
         self, bucket: str, key: str, version_id: str | None, tags: Sequence[tuple[str, str]]

@@ -23,7 +23,8 @@ from gateway.tiers.packed.handing import Handing
 # are slow. Fewer objects than an origin has connections, so that other readers find some.
 _AHEAD_OBJECTS = 96
 _AHEAD_BYTES = 128 * 1024**2
-# What of held objects may lie in memory before its turn: of all batches, of one at most and at least.
+# What of held objects may lie in memory before its turn: of all batches, of one, and of one of very
+# many.
 _READY_BYTES = 256 * 1024**2
 _MOST_READY_BYTES = 2 * 1024**2
 _LEAST_READY_BYTES = 256 * 1024

@@ -97,6 +97,12 @@ class Packs(Protocol):
         not, or where no pack speaks for the key. `freshness_seconds` None believes for ever."""
         ...
 
+    def known_tags(
+        self, ref: ObjectRef, freshness_seconds: float | None
+    ) -> tuple[tuple[str, str], ...] | None:
+        """A packed key's tags, where its object is `known`."""
+        ...
+
     def has(self, ref: ObjectRef) -> bool:
         """Whether a pack speaks for the key, as far as is known: its bytes are then not the
         origin's to give."""

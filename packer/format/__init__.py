@@ -1,6 +1,6 @@
 """The format of packs (docs/pack-format.md): shards, indexes, manifests, the log of overrides."""
 
-from packer.format.index import FORMAT_VERSION, Index, IndexDamaged, IndexWriter, Page, ShardRef
+from packer.format.index import FORMAT_VERSION, Index, IndexDamaged, IndexWriter, ShardRef
 from packer.format.manifest import (
     PACKS,
     SETTLE_SECONDS,
@@ -53,7 +53,6 @@ __all__ = [
     "OverrideBatch",
     "OverrideError",
     "Overrides",
-    "Page",
     "Place",
     "Record",
     "ShardError",

@@ -48,14 +48,6 @@ class ShardRef(NamedTuple):
     size_bytes: int
 
 
-class Page(NamedTuple):
-    """A piece of a listing: keys and common prefixes in order, and where to go on, or None."""
-
-    keys: list[tuple[bytes, Record]]
-    prefixes: list[bytes]
-    after: bytes | None
-
-
 class IndexWriter:
     """Writes an index: `add` every key in order, then `close`.
 
@@ -193,35 +185,6 @@ class Index:
                 for rest, record in decode_group(raw):
                     if head + rest >= start:
                         yield head + rest, self._whole(record)
-
-    def page(self, prefix: bytes, delimiter: bytes, after: bytes, limit: int) -> Page:
-        """Up to `limit` keys and common prefixes beyond `after`, grouped as ListObjectsV2 does."""
-        keys: list[tuple[bytes, Record]] = []
-        prefixes: list[bytes] = []
-        last = after
-        start: bytes | None = max(prefix, after)
-        while start is not None:
-            begin, start = start, None
-            for key, record in self.walk(begin):
-                if not key.startswith(prefix):
-                    return Page(keys, prefixes, None)
-                common = common_prefix(key, prefix, delimiter)
-                if key <= after or (common is not None and common <= after):
-                    if common is not None and after.startswith(common):
-                        start = beyond(common)
-                        break
-                    continue
-                if len(keys) + len(prefixes) >= limit:
-                    return Page(keys, prefixes, last)
-                if common is None:
-                    keys.append((key, record))
-                    last = key
-                else:
-                    prefixes.append(common)
-                    last = common
-                    start = beyond(common)
-                    break
-        return Page(keys, prefixes, None)
 
     def close(self) -> None:
         """Lets the file go."""

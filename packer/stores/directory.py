@@ -118,10 +118,7 @@ class DirectoryStore:
                 file.flush()
                 os.fsync(file.fileno())
             if if_absent:
-                try:
-                    path.hardlink_to(scratch)
-                except FileExistsError as error:
-                    raise ConditionFailed(f"{key} exists", 412) from error
+                _link(key, scratch, path)
             elif if_match is not None:
                 self._replace_if(key, path, scratch, if_match)
             else:
@@ -136,6 +133,8 @@ class DirectoryStore:
         path: Path,
         sent: Callable[[int], None],
         headers: Mapping[str, str] | None = None,
+        *,
+        if_absent: bool = False,
     ) -> None:
         self._requests += 1
         _refuse_metadata(key, headers)
@@ -150,7 +149,10 @@ class DirectoryStore:
                     left_bytes -= moved
                     sent(moved)
                 os.fsync(file.fileno())
-            scratch.replace(target)
+            if if_absent:
+                _link(key, scratch, target)
+            else:
+                scratch.replace(target)
         _sync_folder(target.parent)
 
     def delete(self, objects: Sequence[Deletion]) -> list[tuple[str, StoreError]]:
@@ -273,6 +275,14 @@ def _written_by_gateway(path: Path) -> bool:
             raise
         return False
     return True
+
+
+def _link(key: str, scratch: Path, target: Path) -> None:
+    """Gives a file its name unless there is one of that name."""
+    try:
+        target.hardlink_to(scratch)
+    except FileExistsError as error:
+        raise ConditionFailed(f"{key} exists", 412) from error
 
 
 def _sync_folder(folder: Path) -> None:

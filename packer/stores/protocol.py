@@ -132,8 +132,11 @@ class Store(Protocol):
         path: Path,
         sent: Callable[[int], None],
         headers: Mapping[str, str] | None = None,
+        *,
+        if_absent: bool = False,
     ) -> None:
-        """Uploads a file, in parts where it is large, telling `sent` of bytes as they go."""
+        """Uploads a file, in parts where it is large, telling `sent` of bytes as they go.
+        ConditionFailed where `if_absent` and there is an object."""
         ...
 
     def delete(self, objects: Sequence[Deletion]) -> list[tuple[str, StoreError]]:

@@ -142,12 +142,17 @@ class S3Store:
         path: Path,
         sent: Callable[[int], None],
         headers: Mapping[str, str] | None = None,
+        *,
+        if_absent: bool = False,
     ) -> None:
         size = path.stat().st_size
         if size <= _PART_BYTES:
-            self.put(key, path.read_bytes(), headers=headers)
+            self.put(key, path.read_bytes(), headers=headers, if_absent=if_absent)
             sent(size)
             return
+        if if_absent and self._is_there(key):
+            # Said before all of it is sent; the condition below is what holds.
+            raise ConditionFailed(f"{key} is there already", 412)
         answer = self._client.ask("POST", key, (("uploads", ""),), headers)
         self._check(answer, f"begin upload of {key}")
         upload = (("uploadId", text(etree.fromstring(answer.body), "UploadId")),)
@@ -171,7 +176,8 @@ class S3Store:
                 for number, etag in zip(numbers, etags, strict=True)
             )
             body = f"<CompleteMultipartUpload>{parts}</CompleteMultipartUpload>".encode()
-            answer = self._client.ask("POST", key, upload, body=body)
+            condition = {"if-none-match": "*"} if if_absent else None
+            answer = self._client.ask("POST", key, upload, condition, body=body)
             self._check(answer, f"complete upload of {key}")
             # CompleteMultipartUpload can fail under status 200.
             if local_name(etree.fromstring(answer.body)) == "Error":
@@ -225,6 +231,13 @@ class S3Store:
         answer = self._client.ask("GET", None, tuple(query))
         self._check(answer, f"list s3://{self.bucket}/{prefix}")
         return parse_listing(answer.body)
+
+    def _is_there(self, key: str) -> bool:
+        try:
+            self.head(key)
+        except ObjectMissing:
+            return False
+        return True
 
     def _delete_singly(self, objects: Sequence[Deletion]) -> list[tuple[str, StoreError]]:
         """For keys that XML cannot say."""

@@ -58,6 +58,7 @@ def test_a_pack_from_first_to_last(bucket: Bucket) -> None:
     assert dry.returncode == 0, dry.stderr
     assert re.search(r"would read 60 objects .* into \d shards", dry.stdout)
     assert re.search(r"60 before, \d after", dry.stdout)
+    assert re.search(r"60 objects \(.*\) fewer in the bucket", dry.stdout)
     assert told(bucket, "pack", "--settle", 0)["report"]["packed_objects"] == 60
     assert told(bucket, "verify")["objects"] == 60
     keys = run(bucket, "ls", "--json").stdout.splitlines()
@@ -246,6 +247,17 @@ def record_of(data: bytes) -> bytes:
     length = len(data).to_bytes(8, "little")
     crcs = [masked_crc(part).to_bytes(4, "little") for part in (length, data)]
     return length + crcs[0] + data + crcs[1]
+
+
+def test_a_member_whose_name_is_no_key_is_left_out(bucket: Bucket, tmp_path: Path) -> None:
+    path = tmp_path / "x.tar"
+    with tarfile.open(path, "w", format=tarfile.GNU_FORMAT, encoding="latin-1") as archive:
+        for name in ("fine", "né"):
+            archive.addfile(tarfile.TarInfo(name), io.BytesIO())
+    bucket.put("p/x.tar", path.read_bytes())
+    report = told(bucket, "pack", "--from", "webdataset", "--settle", 0)["report"]
+    assert [item["reason"] for item in report["left_out"]] == ["its name is not UTF-8"]
+    assert set(packed_bytes(bucket)) == {"p/x/fine"}
 
 
 def test_tfrecords_become_objects(bucket: Bucket) -> None:

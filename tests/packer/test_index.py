@@ -75,49 +75,6 @@ def test_many_long_keys_that_begin_alike_are_found(tmp_path: Path) -> None:
         assert index.get(HEAD) is None
 
 
-def as_s3_lists(
-    names: list[bytes], prefix: bytes, delimiter: bytes, after: bytes
-) -> list[tuple[bytes, bool]]:
-    """What ListObjectsV2 says, from its documentation: (name, whether it is a common prefix)."""
-    found: list[tuple[bytes, bool]] = []
-    for name in sorted(names):
-        if not name.startswith(prefix):
-            continue
-        at = name.find(delimiter, len(prefix)) if delimiter else -1
-        item = (name, False) if at < 0 else (name[: at + len(delimiter)], True)
-        if item[0] > after and item not in found:
-            found.append(item)
-    return found
-
-
-short = st.text("ab/é", min_size=1, max_size=6).map(str.encode)
-
-
-@given(
-    names=st.lists(short, unique=True, max_size=30),
-    prefix=st.just(b"") | short,
-    delimiter=st.sampled_from([b"", b"/", b"b", b"ab"]),
-    after=st.just(b"") | short,
-    limit=st.integers(1, 5),
-)
-@example(names=[b"a/b", b"a/c", b"b"], prefix=b"", delimiter=b"/", after=b"a/b", limit=1)
-@any_index
-def test_pages_say_what_s3_would(
-    tmp_path: Path, names: list[bytes], prefix: bytes, delimiter: bytes, after: bytes, limit: int
-) -> None:
-    record = Record(1, b"t", 0)
-    with written(tmp_path / "index", dict.fromkeys(names, record)) as index:
-        found: list[tuple[bytes, bool]] = []
-        position: bytes | None = after
-        while position is not None:
-            page = index.page(prefix, delimiter, position, limit)
-            assert len(page.keys) + len(page.prefixes) <= limit
-            found += [(key, False) for key, _ in page.keys]
-            found += [(common, True) for common in page.prefixes]
-            position = page.after
-        assert sorted(found) == sorted(as_s3_lists(names, prefix, delimiter, after))
-
-
 def test_keys_come_in_order_each_once(tmp_path: Path) -> None:
     writer = IndexWriter(tmp_path / "index")
     writer.add(b"b", Record(1, b"t", 0))

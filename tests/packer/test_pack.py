@@ -1,5 +1,6 @@
 """Packing, repacking, unpacking and dropping against real stores: every object is accounted for."""
 
+import errno
 import random
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
@@ -26,7 +27,7 @@ from packer.progress import Silent
 from packer.stores.directory import DirectoryStore
 from packer.stores.protocol import Deletion, Got, Listed, ObjectMissing, Store
 from packer.stores.s3 import S3Store
-from packer.targets import BucketTarget, DirectoryTarget
+from packer.targets import BucketTarget, DirectoryTarget, Facts, Target, TarTarget
 from packer.unpack import Unpacked, unpack
 from packer.verify import verify_pack
 from tests.packer.conftest import Bucket, made
@@ -102,12 +103,20 @@ def test_every_object_lies_in_the_pack_as_it_was_listed(bucket: Bucket) -> None:
 
 
 def test_a_dry_run_says_what_will_be_and_writes_nothing(bucket: Bucket) -> None:
-    filled(bucket)
+    objects = filled(bucket)
     before = bucket.keys()
     planned = plan_only(bucket.store, bucket.options(), Silent())
     assert bucket.keys() == before
     assert bucket.pack().plan == planned.plan
     assert (planned.requests_before, planned.requests_after) == (60, planned.plan.new_shards + 1)
+    saved = planned.plan.original_objects, planned.plan.original_bytes
+    assert saved == (60, sum(map(len, objects.values())))
+
+
+def test_a_dry_run_counts_no_original_that_is_gone_already(alone: Bucket) -> None:
+    alone.put("p/new", b"1234")
+    plan = plan_only(alone.store, alone.options(), Silent()).plan
+    assert (plan.original_objects, plan.original_bytes) == (1, 4)
 
 
 def test_the_same_objects_make_the_same_shards(bucket: Bucket) -> None:
@@ -143,7 +152,7 @@ def test_headers_metadata_and_tags_are_kept(s3_bucket: Bucket, stack: ExitStack)
     assert got.headers["x-amz-meta-who"] == "me, myself"
 
 
-def run_unpack(bucket: Bucket, target: BucketTarget | DirectoryTarget, **options: bool) -> Unpacked:
+def run_unpack(bucket: Bucket, target: Target, **options: bool) -> Unpacked:
     in_place = options.get("in_place", False)
     return unpack(bucket.store, PLACE, bucket.folder, target, Silent(), jobs=4, in_place=in_place)
 
@@ -424,6 +433,36 @@ def test_unpacking_in_place_brings_back_what_is_gone_and_replaces_nothing(alone:
     expected |= {"p/0/000.bin": b"written since", "p/0/003.bin": b"there, and nobody said so"}
     del expected["p/1/001.bin"]
     assert {key: alone.store.get(key).data for key in listed(alone)} == expected
+
+
+def test_unpacking_elsewhere_replaces_only_what_it_may(bucket: Bucket) -> None:
+    bucket.put("p/large", bytes(5000))
+    bucket.put("p/small", b"packed")
+    bucket.pack(largest_bytes=4999)
+    bucket.put("q/large", b"theirs")
+    bucket.put("q/small", b"theirs")
+    target = BucketTarget(bucket.store, "p/", "q/", replace=False, keep_times=False)
+    result = run_unpack(bucket, target)
+    assert (result.objects, result.kept, result.failed_count) == (0, 2, 0)
+    assert {bucket.store.get(key).data for key in ("q/large", "q/small")} == {b"theirs"}
+    target = BucketTarget(bucket.store, "p/", "q/", replace=True, keep_times=False)
+    assert run_unpack(bucket, target).objects == 2
+    assert bucket.store.get("q/large").data == bytes(5000)
+
+
+def test_a_tar_that_is_not_whole_does_not_look_so(bucket: Bucket, tmp_path: Path) -> None:
+    filled(bucket)
+    bucket.pack()
+
+    class Full(TarTarget):
+        def write(self, facts: Facts, got: Got) -> bool:
+            if facts.key.endswith("009.bin"):
+                raise OSError(errno.ENOSPC, "no room")
+            return super().write(facts, got)
+
+    with pytest.raises(OSError, match="no room"):
+        run_unpack(bucket, Full(tmp_path / "tars", "p/", 2**30))
+    assert not list((tmp_path / "tars").iterdir())
 
 
 def test_unpacking_into_a_directory_brings_bytes_and_times(bucket: Bucket) -> None:

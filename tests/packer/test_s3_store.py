@@ -9,10 +9,12 @@ from pathlib import Path
 import pytest
 from botocore.auth import S3SigV4Auth
 from botocore.awsrequest import AWSRequest
-from botocore.credentials import Credentials
+from botocore.credentials import Credentials as BotocoreCredentials
 from hypothesis import given
 from hypothesis import strategies as st
 
+from feedrack.profile import Credentials
+from feedrack.signing import Signer
 from packer.stores.choice import open_store, parse_dataset
 from packer.stores.protocol import (
     ConditionFailed,
@@ -21,14 +23,14 @@ from packer.stores.protocol import (
     StoreError,
 )
 from packer.stores.s3 import S3Store, iso_ms, parse_listing
-from packer.stores.s3_client import S3Client, Signer, Target, encoded_key, find_target
+from packer.stores.s3_client import S3Client, Target, encoded_key, find_target
 from tests.packer.conftest import Bucket
 
 MOMENT = 1_790_000_000.0
 
 
 def target(host: str = "h:1", token: str | None = None) -> Target:
-    return Target(False, host, "/b", "eu-west-1", lambda: ("AK", "SK", token), None)
+    return Target(False, host, "/b", "eu-west-1", lambda: Credentials("AK", "SK", token), None)
 
 
 @pytest.mark.parametrize("token", [None, "session"])
@@ -37,21 +39,18 @@ def test_signatures_are_those_of_botocore(token: str | None, key: str) -> None:
     path = "/b/" + encoded_key(key)
     query = "list-type=2&prefix=a%2Fb"
     headers = {"x-amz-meta-a": "b  c", "x-feedrack-packs": "bypass"}
-    ours = Signer(target(token=token), lambda: MOMENT).headers("PUT", path, query, headers, "hash")
+    at = target(token=token)
+    signer = Signer(at.host, at.region, at.credentials, lambda: MOMENT)
+    ours = signer.headers("PUT", path, query, headers, "hash")
     request = AWSRequest("PUT", f"http://h:1{path}?{query}", headers)
     request.context["timestamp"] = ours["x-amz-date"]
     request.headers["X-Amz-Date"] = ours["x-amz-date"]
     request.headers["X-Amz-Content-SHA256"] = "hash"
-    auth = S3SigV4Auth(Credentials("AK", "SK", token), "s3", "eu-west-1")
+    auth = S3SigV4Auth(BotocoreCredentials("AK", "SK", token), "s3", "eu-west-1")
     if token is not None:
         request.headers["X-Amz-Security-Token"] = token
     text = auth.string_to_sign(request, auth.canonical_request(request))
     assert ours["authorization"].endswith(f"Signature={auth.signature(text, request)}")
-
-
-def test_without_credentials_nothing_is_signed() -> None:
-    nobody = Target(False, "h", "", "r", lambda: None, None)
-    assert Signer(nobody).headers("GET", "/", "", {}, "hash") == {"host": "h"}
 
 
 @given(body=st.binary(max_size=200))
@@ -194,6 +193,21 @@ def test_large_files_go_up_in_parts_and_come_back(s3_bucket: Bucket, tmp_path: P
     with s3_bucket.store.open("k") as stream:
         assert stream.read() == path.read_bytes()
     assert s3_bucket.store.head("k").headers["content-type"] == "x/y"
+
+
+@pytest.mark.parametrize("size_bytes", [10, 20 * 1024**2])
+def test_a_file_takes_no_objects_place_unless_it_may(
+    bucket: Bucket, tmp_path: Path, size_bytes: int
+) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(bytes(size_bytes))
+    bucket.store.put_file("k", path, lambda _: None, if_absent=True)
+    path.write_bytes(b"x" * size_bytes)
+    with pytest.raises(ConditionFailed):
+        bucket.store.put_file("k", path, lambda _: None, if_absent=True)
+    assert bucket.store.get("k").data == bytes(size_bytes)
+    bucket.store.put_file("k", path, lambda _: None)
+    assert bucket.store.get("k").data == b"x" * size_bytes
 
 
 def test_an_upload_that_fails_is_ended(s3_bucket: Bucket, tmp_path: Path) -> None:

@@ -113,8 +113,10 @@ class OriginStore:
         path: Path,
         sent: Callable[[int], None],
         headers: Mapping[str, str] | None = None,
+        *,
+        if_absent: bool = False,
     ) -> None:
-        self.put(key, path.read_bytes(), headers=headers)
+        self.put(key, path.read_bytes(), headers=headers, if_absent=if_absent)
 
     def delete(self, objects: Sequence[Deletion]) -> list[tuple[str, StoreError]]:
         failed: list[tuple[str, StoreError]] = []

@@ -1,12 +1,14 @@
 """Keys of a pack answer as before packing, with originals kept or deleted."""
 
 import random
+from typing import Any
 
 import pytest
+from botocore.exceptions import ClientError
 
 from gateway.tiers.packed import known
 from tests.packs.conftest import Digest, Packing, differences, everything
-from tests.s3.running import call
+from tests.s3.running import Running, call
 
 CHANCE = random.Random(4)
 OBJECTS = {
@@ -42,6 +44,66 @@ async def test_a_pack_answers_as_its_objects_did(packing: Packing, deleted: bool
         assert not differences(await everything(node, packing.name), before)
         # Once more, warm.
         assert not differences(await everything(node, packing.name), before)
+
+
+async def questions(node: Running, name: str) -> dict[str, list[Any]]:
+    """What is asked of an object beside GET: HEAD, ranges, conditions, tags."""
+    s3 = node.client()
+    seen: dict[str, list[Any]] = {}
+    for key in ("p/0/001.bin", "p/empty", "p/tagged é ☃", "p/large"):
+        at = {"Bucket": name, "Key": key}
+        head = await call(s3.head_object, **at)
+        answers = [head]
+        for asked in (
+            {"Range": "bytes=0-0"},
+            {"Range": "bytes=-3"},
+            {"Range": "bytes=90000-"},
+            {"IfMatch": head["ETag"]},
+            {"IfMatch": '"other"'},
+            {"IfNoneMatch": head["ETag"]},
+            {"IfModifiedSince": head["LastModified"]},
+            {"IfUnmodifiedSince": head["LastModified"]},
+        ):
+            try:
+                got = await call(s3.get_object, **at, **asked)
+                answers.append((got.pop("Body").read(), got))
+            except ClientError as error:
+                answers.append(error.response)
+        answers.append(await call(s3.get_object_tagging, **at))
+        seen[key] = [plain(answer) for answer in answers]
+    s3.close()
+    return seen
+
+
+def plain(answer: Any) -> Any:
+    """An answer without what is of this one answer."""
+    if isinstance(answer, tuple):
+        return answer[0], plain(answer[1])
+    kept = {name: value for name, value in answer.items() if name != "ResponseMetadata"}
+    if "Error" in kept:
+        kept["Error"] = {"Code": kept["Error"]["Code"]}
+    return kept | {"status": answer["ResponseMetadata"]["HTTPStatusCode"]}
+
+
+@pytest.mark.parametrize("deleted", [False, True])
+async def test_heads_ranges_conditions_and_tags_are_as_before(
+    packing: Packing, deleted: bool
+) -> None:
+    fill(packing)
+    if packing.behind is not None:
+        packing.put("p/tagged é ☃", b"a name", x_amz_tagging="a=1&b=%C3%A9")
+    async with packing.node("before") as node:
+        before = await questions(node, packing.name)
+    packing.pack()
+    if deleted:
+        packing.delete_originals()
+    async with packing.node("after") as node:
+        assert not differences(await questions(node, packing.name), before)
+        asked = node.node.metrics.origin_requests
+        then = {name: asked.labels(name)._value.get() for name in ("ListObjectsV2", "HeadObject")}
+        assert not differences(await questions(node, packing.name), before)
+        for name, count in then.items():
+            assert asked.labels(name)._value.get() == count, f"{name} for what is known"
 
 
 async def test_a_node_notices_a_pack_that_is_made_while_it_serves(

@@ -147,7 +147,9 @@ class Pack:
         return await read_whole(self._origin, self.ref(key))
 
     async def _look_at_manifests(self) -> None:
-        manifest = await highest(self._origin, self._bucket, self.place.manifests)
+        manifest = await highest(
+            self._origin, self._bucket, self.place.manifests, known=self.highest
+        )
         if manifest is not None and manifest.generation > self.highest.generation:
             if manifest.prefix != self.prefix:
                 raise TierUnavailable(f"{self.place.root} holds a pack of another prefix")
@@ -374,12 +376,18 @@ class BucketPacks:
         self._places[root] = None
 
 
-async def highest(origin: Origin, bucket: str, manifests: str) -> Manifest | None:
-    """The manifest that counts of a place; None where there is none. ManifestError."""
+async def highest(
+    origin: Origin, bucket: str, manifests: str, *, known: Manifest | None = None
+) -> Manifest | None:
+    """The manifest that counts of a place; None where there is none. ManifestError.
+
+    Each is written once, so one that is `known` is not read again."""
     while True:
         generation = current(await all_keys(origin, bucket, manifests, ""))
         if not generation:
             return None
+        if known is not None and known.generation == generation:
+            return known
         ref = ObjectRef(origin.name, bucket, f"{manifests}{generation:012}.json")
         try:
             return decode_manifest(await read_whole(origin, ref))

@@ -45,6 +45,14 @@ class PackedReading(PacksHolder):
         return True
 
     def known(self, ref: ObjectRef, freshness_seconds: float | None) -> ObjectInfo | None:
+        packed = self._believed(ref, freshness_seconds)
+        return packed.info if packed is not None else None
+
+    def known_tags(self, ref: ObjectRef, freshness_seconds: float | None) -> Tags | None:
+        packed = self._believed(ref, freshness_seconds)
+        return packed.tags if packed is not None else None
+
+    def _believed(self, ref: ObjectRef, freshness_seconds: float | None) -> PackedObject | None:
         pack = self._find(ref)
         if pack is None or pack.view is None:
             return None
@@ -54,8 +62,7 @@ class PackedReading(PacksHolder):
                 return None
             if age_seconds > freshness_seconds * _AHEAD:
                 pack.refresh()
-        packed = pack.view.packed(ref.key)
-        return packed.info if packed is not None else None
+        return pack.view.packed(ref.key)
 
     def has(self, ref: ObjectRef) -> bool:
         return self._packed(ref) is not None
