@@ -2,17 +2,26 @@
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from urllib.parse import urlencode
 
 import msgspec
 from msgspec import Struct
 
 from packer.catalog import fetch_index, load_pack, publish, read_overrides
-from packer.format import Index, Overrides, Place
+from packer.format import (
+    Index,
+    Override,
+    Overrides,
+    Place,
+    Record,
+    etag_bytes,
+)
 from packer.lock import PackLock
 from packer.plan import same
 from packer.planning import keyed
 from packer.progress import Watcher
 from packer.publishing import moment, tool
+from packer.reading import restored
 from packer.runs import join
 from packer.stores.protocol import (
     ConditionFailed,
@@ -74,7 +83,10 @@ def delete_originals(store: Store, place: Place, folder: Path, watcher: Watcher)
                 )
             overrides = read_overrides(store, place, manifest.overrides_through)
             watcher.stage("deleting originals", manifest.packed_objects, manifest.packed_bytes)
-            return _delete(store, index, place, overrides, conditional, watcher, lock.check)
+            deleted = _delete(store, index, place, overrides, conditional, watcher, lock.check)
+            lock.check()
+            _give_back(store, index, place, overrides)
+            return deleted
 
 
 def _delete(
@@ -96,6 +108,59 @@ def _delete(
             batch = {}
     _delete_batch(store, batch, result, watcher)
     return result
+
+
+def _give_back(store: Store, index: Index, place: Place, before: Overrides) -> None:
+    """Writes anew what was written while originals were deleted, in the very bytes that are packed:
+    an ETag does not tell such an object from the original, and where the log is unsure of its key
+    gateways rely on the origin to have it. A key whose last record is a delete stays deleted."""
+    through = before.through
+    given: dict[str, Deletion] = {}
+    while True:
+        after = read_overrides(store, place, through)
+        if after.through == through:
+            return
+        through = after.through
+        for key, stand in after.items():
+            record = index.get(key.encode())
+            override = stand.override
+            if override.op == "delete" and key in given:
+                # Deleted between our look and our write.
+                store.delete([given.pop(key)])
+            elif record is not None and record.shard is not None and override.op != "delete":
+                same = override.op == "put" and etag_bytes(override.etag) == record.etag
+                if same or override.op == "unsure":
+                    told = override if same else None
+                    etag = _restore(store, index, place, key, record, told)
+                    if etag is not None:
+                        given[key] = Deletion(key, etag)
+
+
+def _restore(
+    store: Store,
+    index: Index,
+    place: Place,
+    key: str,
+    record: Record,
+    described: Override | None,
+) -> str | None:
+    """Writes a packed object to its own key, unless there is one; the ETag it has then."""
+    assert record.shard is not None  # noqa: S101 - the caller has looked
+    try:
+        store.head(key)
+    except ObjectMissing:
+        shard = place.shard(index.shards[record.shard].sha256)
+        got = restored(record, store.read(shard, record.offset, record.size_bytes))
+    else:
+        return None
+    headers = dict(got.headers if described is None else described.headers)
+    tags = got.tags if described is None else described.tags
+    if tags:
+        headers["x-amz-tagging"] = urlencode(tags)
+    try:
+        return store.put(key, got.data, headers=headers, if_absent=True)
+    except ConditionFailed:
+        return None
 
 
 def _deletions(
