@@ -181,7 +181,8 @@ class _Job:
             if known is None:
                 return
             modified_ms = self._listed_ms(key, index, known)
-            facts = Facts(key, known.etag, modified_ms, known.headers)
+            tags = self._store.tags(key)
+            facts = Facts(key, known.etag, modified_ms, known.headers, tags=tags)
             done = self._target.write_file(facts, path)
         except StoreError as error:
             self._fail(key, error)

@@ -117,10 +117,6 @@ class HeldDisk:
         """What the keeper should be told since the last time (`DiskTier.note`)."""
         return self._notebook.take()
 
-    def look_again(self) -> None:
-        """The keeper has told that it started over: the index is another file."""
-        self._index.look()
-
     async def _tidy(self) -> None:
         while True:
             await asyncio.sleep(self._tidy_seconds)

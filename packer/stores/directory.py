@@ -176,6 +176,9 @@ class DirectoryStore:
                         (self._root / folder).rmdir()
         return failed
 
+    def tags(self, key: str) -> tuple[tuple[str, str], ...]:  # noqa: ARG002 - files have none
+        return ()
+
     def conditional_deletes(self, key: str) -> bool:  # noqa: ARG002 - other stores try it there
         # A look and an unlink: others can come between.
         return False

@@ -114,6 +114,10 @@ class Store(Protocol):
         """What is known of an object. ObjectMissing."""
         ...
 
+    def tags(self, key: str) -> tuple[tuple[str, str], ...]:
+        """An object's tags. ObjectMissing."""
+        ...
+
     def put(
         self,
         key: str,

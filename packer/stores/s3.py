@@ -73,7 +73,7 @@ class S3Store:
         answer = self._client.ask("GET", key, headers=headers)
         self._check(answer, f"read {key}")
         found = answer.headers
-        tags = self._tags(key) if found.get("x-amz-tagging-count", "0") != "0" else ()
+        tags = self.tags(key) if found.get("x-amz-tagging-count", "0") != "0" else ()
         return Got(
             answer.body,
             found.get("etag", "").strip('"'),
@@ -249,7 +249,7 @@ class S3Store:
                 failed.append((item.key, failure(answer, f"delete {item.key}")))
         return failed
 
-    def _tags(self, key: str) -> tuple[tuple[str, str], ...]:
+    def tags(self, key: str) -> tuple[tuple[str, str], ...]:
         answer = self._client.ask("GET", key, (("tagging", ""),))
         self._check(answer, f"read the tags of {key}")
         return tuple(

@@ -9,6 +9,7 @@ import hashlib
 import http.client
 import io
 import random
+import re
 import socket
 import ssl
 import time
@@ -23,6 +24,7 @@ from feedrack.profile import Credentials
 from feedrack.signing import EMPTY_SHA256, Query, Signer, encode_query
 from packer.stores.protocol import BYPASS, BYPASS_HEADER, StoreError
 
+_BREAKS = re.compile(r"[\r\n\0]")
 _TIMEOUT_SECONDS = 60.0
 _ATTEMPTS = 6
 _RETRIED = frozenset((429, 500, 502, 503, 504))
@@ -164,6 +166,9 @@ class S3Client:
         sent = self._signer.headers(method, path, text, {BYPASS_HEADER: BYPASS, **headers}, sha256)
         if body or method in ("PUT", "POST"):
             sent["content-length"] = str(len(body))
+        # Headers come out of an index or a log that somebody else may have written.
+        if any(_BREAKS.search(value) for value in sent.values()):
+            raise StoreError(f"{method} {key}: a header with a line break in it")
         lines = "".join(f"{name}: {value}\r\n" for name, value in sent.items())
         line = f"{method} {path}{'?' if text else ''}{text} HTTP/1.1\r\n"
         # Header values came in as Latin-1 and go out as they came.

@@ -102,6 +102,9 @@ class MemoryStore:
                 del self._objects[item.key]
         return failed
 
+    def tags(self, key: str) -> tuple[tuple[str, str], ...]:
+        return ()
+
     def conditional_deletes(self, key: str) -> bool:
         return self._conditional
 

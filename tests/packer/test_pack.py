@@ -552,3 +552,13 @@ def test_listings_are_understood(s3_bucket: Bucket) -> None:
     (item,) = s3_bucket.store.listing("")
     assert isinstance(item, Listed)
     assert (item.key, item.size_bytes) == ("a+b c", 1)
+
+
+def test_tags_go_along_with_what_is_not_in_the_pack(s3_bucket: Bucket) -> None:
+    s3_bucket.put("p/large", bytes(5000), x_amz_tagging="a=1&b=2")
+    s3_bucket.put("p/small", b"x", x_amz_tagging="c=3")
+    s3_bucket.pack(largest_bytes=4999)
+    target = BucketTarget(s3_bucket.store, "p/", "q/", replace=False, keep_times=False)
+    run_unpack(s3_bucket, target)
+    assert s3_bucket.store.tags("q/large") == (("a", "1"), ("b", "2"))
+    assert s3_bucket.store.tags("q/small") == (("c", "3"),)

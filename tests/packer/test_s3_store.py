@@ -223,3 +223,9 @@ def test_an_upload_that_fails_is_ended(s3_bucket: Bucket, tmp_path: Path) -> Non
     client: S3Client = s3_bucket.store._client
     uploads = client.ask("GET", None, (("uploads", ""),)).body
     assert b"<UploadId>" not in uploads
+
+
+@pytest.mark.parametrize("value", ["a\r\nx-evil: 1", "a\nb", "a\0b"])
+def test_a_header_out_of_an_index_adds_no_other_header(s3_bucket: Bucket, value: str) -> None:
+    with pytest.raises(StoreError, match="line break"):
+        s3_bucket.store.put("k", b"x", headers={"content-type": value})

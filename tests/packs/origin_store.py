@@ -130,6 +130,9 @@ class OriginStore:
                 pass
         return failed
 
+    def tags(self, key: str) -> tuple[tuple[str, str], ...]:
+        return ()
+
     def conditional_deletes(self, key: str) -> bool:
         return True
 
