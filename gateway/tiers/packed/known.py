@@ -307,7 +307,8 @@ class BucketPacks:
         return None
 
     async def confirmed(self, key: str, moment: float) -> Pack | None:
-        """The pack of a key as of `moment` or later, in use: for a key that seems to be missing."""
+        """The pack of a key as of `moment` or later, its log as it was known: for a key that seems
+        to be missing."""
         await self.places.since(moment - _SETTLED_SECONDS)
         for length in self._lengths:
             pack = self._packs.get(key[:length])
@@ -317,7 +318,7 @@ class BucketPacks:
                 # It would have to be opened again first, and that takes its time as well.
                 await pack.manifests.since(moment - _SETTLED_SECONDS)
             if pack.takes_overrides:
-                await pack.confirm(moment)
+                await pack.manifests.since(moment)
                 await pack.switched()
                 return pack
         return None

@@ -169,8 +169,13 @@ class PackedReading(PacksHolder):
         return self._packed(ref)
 
     async def _first_asked(self, ref: ObjectRef, moment: float) -> PackedObject | None:
-        """As `_asked`; where the packs cannot be looked at, the object itself may still be had."""
+        """As `_asked`, but only where a pack speaks for the key as far as is known: what the origin
+        has is right. So it is where packs cannot be looked at."""
         try:
+            await self._packs(ref.bucket).known()
+            pack = self._find(ref)
+            if pack is not None and pack.view is not None and self._packed(ref) is None:
+                return None
             return await self._asked(ref, moment)
         except TierUnavailable:
             return None
@@ -180,7 +185,10 @@ class PackedReading(PacksHolder):
         deleted for being packed. TierUnavailable where that cannot be known."""
         if ref.version_id is not None:
             return None
-        await self._packs(ref.bucket).confirmed(ref.key, moment)
+        pack = await self._packs(ref.bucket).confirmed(ref.key, moment)
+        if pack is not None and self._left(ref) is not None:
+            # Unless it was deleted since the log was read.
+            await pack.log.since(moment)
         return self._left(ref)
 
     async def _open_packed(self, packed: PackedObject, wanted: ByteRange | None) -> "PackedOpened":
