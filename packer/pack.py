@@ -87,6 +87,9 @@ def plan_only(store: Store, options: Options, watcher: Watcher) -> Report:
     """What `pack` would do. Writes nothing to the store."""
     with ExitStack() as stack:
         before = _before(store, Place(options.dataset.prefix), options.folder, stack)
+        if _opens(before):
+            _refuse_nothing(store, options.dataset)
+            _refuse_overlap(store, options.dataset.prefix)
         watcher.stage("listing", None, None)
         return _planned(_plan(store, before, (), options))
 
@@ -101,6 +104,25 @@ def pack(store: Store, options: Options, watcher: Watcher) -> Report:
     report.requests = store.requests
     report.seconds = round(time.monotonic() - begun, 3)
     return report
+
+
+def _opens(before: Before) -> bool:
+    """Whether it is the prefix's first pack, or the first since one was dropped."""
+    return before.manifest is None or before.manifest.state == "dropped"
+
+
+def _refuse_nothing(store: Store, dataset: Dataset) -> None:
+    if next(iter(store.listing(dataset.prefix)), None) is None:
+        raise PackRefused(f"no keys begin with {dataset}: nothing to pack")
+
+
+def _refuse_overlap(store: Store, prefix: str) -> None:
+    other = overlapping(prefix, load_all(store))
+    if other is not None:
+        raise PackRefused(
+            f"s3://{other.bucket}/{other.prefix} is packed, and shares keys with this prefix: "
+            "a key may be in one pack only"
+        )
 
 
 class _Job:
@@ -178,8 +200,10 @@ class _Job:
 
     def _open(self) -> float:
         """Tells gateways that a first pack is under way; since when they have been told."""
-        self._refuse_overlap()
         manifest = self._before.manifest
+        if _opens(self._before):
+            _refuse_nothing(self._store, self._options.dataset)
+        self._refuse_overlap()
         if manifest is None or manifest.state == "dropped":
             manifest = Manifest(
                 state="opening",
@@ -207,12 +231,7 @@ class _Job:
         return seconds_of(manifest.created)
 
     def _refuse_overlap(self) -> None:
-        other = overlapping(self._place.prefix, load_all(self._store))
-        if other is not None:
-            raise PackRefused(
-                f"s3://{other.bucket}/{other.prefix} is packed, and shares keys with this prefix: "
-                "a key may be in one pack only"
-            )
+        _refuse_overlap(self._store, self._place.prefix)
 
     def _write(self, plan: Plan, unfinished: Unfinished, check: Callable[[], None]) -> None:
         summary, options = plan.summary, self._options

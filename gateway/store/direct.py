@@ -10,10 +10,12 @@ from gateway.tiers.protocol import FileRegion, OpenedObject, Origin, TierName
 
 class DirectReader:
     """Reads a span from the origin for one reader: a disk that takes nothing in, or bytes that
-    must not be kept. The origin is read no faster than the client takes the bytes."""
+    must not be kept. The origin is read no faster than the client takes the bytes, and no further
+    than up to byte `stop` of the object."""
 
-    def __init__(self, span: Span, origin: Origin) -> None:
+    def __init__(self, span: Span, origin: Origin, *, stop: int) -> None:
         self._span = span
+        self._stop = stop
         self._origin = origin
         self._opened: OpenedObject | None = None
         self._blocks: AsyncIterator[bytes] | None = None
@@ -53,7 +55,7 @@ class DirectReader:
         version = self._span.version
         self._opened = await self._origin.open(
             version.ref,
-            wanted=ByteRange(self._span.start + offset, self._span.stop),
+            wanted=ByteRange(self._span.start + offset, self._stop),
             if_match=version.etag,
         )
         self._blocks = self._opened.blocks()

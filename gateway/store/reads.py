@@ -363,8 +363,9 @@ class _Opener:
 
     async def open(self, span: Span, direct: bool) -> SpanReader:
         origin = self._bucket.origin
+        stop = min(span.stop, self._wanted.stop)
         if direct or not self._cacheable:
-            return DirectReader(span, origin)
+            return DirectReader(span, origin, stop=stop)
         following = self._filler.find(span)
         if following is not None:
             return self._followed(span, following)
@@ -382,7 +383,7 @@ class _Opener:
             if following is not None:
                 return self._followed(span, following)
         if not self._disk.accepting:
-            return DirectReader(span, origin)
+            return DirectReader(span, origin, stop=stop)
         return self._followed(span, self._filler.start(span, origin))
 
     def close(self) -> None:

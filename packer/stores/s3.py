@@ -267,8 +267,14 @@ class S3Store:
         if "x-feedrack-node" in answer.headers:
             self.is_gateway = True
             self.bypassed = answer.headers.get(BYPASS_HEADER) == BYPASS
-        if not 200 <= answer.status < 300:
-            raise failure(answer, doing)
+        if 200 <= answer.status < 300:
+            return
+        if answer.status == 404 and b"<Code>NoSuchBucket</Code>" in answer.body:
+            raise StoreError(f"there is no bucket {self.bucket}", 404)
+        error = failure(answer, doing)
+        if answer.status in (401, 403) and self._client.anonymous:
+            raise type(error)(f"{error} (no access key in AWS_* variables or profiles)", 403)
+        raise error
 
 
 def kept_headers(headers: Mapping[str, str]) -> dict[str, str]:

@@ -113,7 +113,7 @@ class S3Client:
                 answer = self._once(method, key, query, headers or {}, body)
             except (OSError, http.client.HTTPException) as error:
                 if attempt == _ATTEMPTS:
-                    raise StoreError(f"{method} {key or ''}: {error!r}") from error
+                    raise self._unreachable(error) from error
             else:
                 if answer.status not in _RETRIED or attempt == _ATTEMPTS:
                     return answer
@@ -130,7 +130,16 @@ class S3Client:
             return status, found, io.BufferedReader(connection.body(found), 1024**2)
         except (OSError, http.client.HTTPException) as error:
             connection.close()
-            raise StoreError(f"GET {key}: {error!r}") from error
+            raise self._unreachable(error) from error
+
+    @property
+    def anonymous(self) -> bool:
+        """Whether no credentials were found."""
+        return self._target.credentials is None
+
+    def _unreachable(self, error: Exception) -> StoreError:
+        scheme = "https" if self._target.tls else "http"
+        return StoreError(f"cannot reach {scheme}://{self._target.host}: {error}")
 
     def _once(
         self, method: str, key: str | None, query: Query, headers: Mapping[str, str], body: bytes

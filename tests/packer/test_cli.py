@@ -115,7 +115,7 @@ def test_failures_are_a_line_and_status_1(s3_bucket: Bucket) -> None:
         text=True,
     )
     assert done.returncode == 1
-    assert "NoSuchBucket" in done.stderr
+    assert "there is no bucket none-such" in done.stderr
     assert done.stderr.count("\n") == 1
 
 
