@@ -12,41 +12,36 @@ from msgspec.structs import replace
 from gateway.model.body import Body
 from gateway.model.conditions import Conditions, WriteConditions
 from gateway.model.objects import (
-    BucketEntry,
     ChecksumType,
     CompletedPart,
     DeleteResult,
     ListPage,
     ObjectInfo,
     ObjectRef,
-    PartPage,
     PartSpan,
     PutResult,
     UploadPage,
     VersionPage,
 )
 from gateway.model.ranges import ByteRange
+from gateway.tiers.passing import Passing
 from gateway.tiers.protocol import OpenedObject, Origin, RelayAnswer, RelayRequest
 
 _MARK = "!past-packs"
 
 
-class PastPacks:
+class PastPacks(Passing):
     """An `Origin` over another one, which somebody else starts and closes. `on_put` hears of each
     bucket and key that an object was put to."""
 
     def __init__(self, inner: Origin, on_put: Callable[[str, str], None] = lambda *_: None) -> None:
-        self._inner = inner
+        super().__init__(inner)
         self._on_put = on_put
         self._name = inner.name + _MARK
 
     @property
     def name(self) -> str:
         return self._name
-
-    @property
-    def relays(self) -> bool:
-        return self._inner.relays
 
     async def start(self) -> None:
         """The inner origin is started by whoever made it."""
@@ -57,16 +52,16 @@ class PastPacks:
     # Reading
 
     async def head(self, ref: ObjectRef, *, checksums: bool = False) -> ObjectInfo:
-        return _not_kept(await self._inner.head(self._own(ref), checksums=checksums))
+        return _not_kept(await self._origin.head(self._own(ref), checksums=checksums))
 
     async def part_span(self, ref: ObjectRef, number: int) -> tuple[ObjectInfo, PartSpan]:
-        info, span = await self._inner.part_span(self._own(ref), number)
+        info, span = await self._origin.part_span(self._own(ref), number)
         return _not_kept(info), span
 
     async def open(
         self, ref: ObjectRef, *, wanted: ByteRange | None = None, if_match: str | None = None
     ) -> OpenedObject:
-        return _Opened(await self._inner.open(self._own(ref), wanted=wanted, if_match=if_match))
+        return _Opened(await self._origin.open(self._own(ref), wanted=wanted, if_match=if_match))
 
     # Writing
 
@@ -78,7 +73,7 @@ class PastPacks:
         conditions: WriteConditions,
     ) -> PutResult:
         try:
-            return _untaught(await self._inner.put(self._own(ref), body, headers, conditions))
+            return _untaught(await self._origin.put(self._own(ref), body, headers, conditions))
         finally:
             # It may have been put though no answer came.
             self._on_put(ref.bucket, ref.key)
@@ -94,7 +89,7 @@ class PastPacks:
         conditions: WriteConditions,
         checksum_algorithm: str | None,
     ) -> PutResult:
-        result = await self._inner.copy(
+        result = await self._origin.copy(
             self._own(source),
             self._own(target),
             headers=headers,
@@ -106,31 +101,19 @@ class PastPacks:
         return _untaught(result)
 
     async def delete(self, ref: ObjectRef, conditions: WriteConditions) -> DeleteResult:
-        return await self._inner.delete(self._own(ref), conditions)
+        return await self._origin.delete(self._own(ref), conditions)
 
     async def delete_many(
         self, bucket: str, objects: Sequence[tuple[str, str | None]]
     ) -> list[DeleteResult]:
-        return await self._inner.delete_many(bucket, objects)
+        return await self._origin.delete_many(bucket, objects)
 
     # Buckets and listings
-
-    async def list_buckets(self) -> list[BucketEntry]:
-        return await self._inner.list_buckets()
-
-    async def head_bucket(self, bucket: str) -> None:
-        await self._inner.head_bucket(bucket)
-
-    async def create_bucket(self, bucket: str) -> None:
-        await self._inner.create_bucket(bucket)
-
-    async def delete_bucket(self, bucket: str) -> None:
-        await self._inner.delete_bucket(bucket)
 
     async def list_objects(
         self, bucket: str, *, prefix: str, delimiter: str, after: str, limit: int
     ) -> ListPage:
-        return await self._inner.list_objects(
+        return await self._origin.list_objects(
             bucket, prefix=prefix, delimiter=delimiter, after=after, limit=limit
         )
 
@@ -144,7 +127,7 @@ class PastPacks:
         version_id_marker: str,
         limit: int,
     ) -> VersionPage:
-        return await self._inner.list_versions(
+        return await self._origin.list_versions(
             bucket,
             prefix=prefix,
             delimiter=delimiter,
@@ -154,26 +137,6 @@ class PastPacks:
         )
 
     # Multipart
-
-    async def create_upload(
-        self,
-        ref: ObjectRef,
-        headers: Mapping[str, str],
-        *,
-        checksum_algorithm: str | None,
-        checksum_type: ChecksumType | None,
-    ) -> str:
-        return await self._inner.create_upload(
-            self._own(ref),
-            headers,
-            checksum_algorithm=checksum_algorithm,
-            checksum_type=checksum_type,
-        )
-
-    async def put_part(
-        self, ref: ObjectRef, upload_id: str, number: int, body: Body, headers: Mapping[str, str]
-    ) -> PutResult:
-        return await self._inner.put_part(self._own(ref), upload_id, number, body, headers)
 
     async def copy_part(
         self,
@@ -185,20 +148,13 @@ class PastPacks:
         source_range: ByteRange | None,
         source_conditions: Conditions,
     ) -> PutResult:
-        return await self._inner.copy_part(
+        return await self._origin.copy_part(
             self._own(source),
             self._own(target),
             upload_id,
             number,
             source_range=source_range,
             source_conditions=source_conditions,
-        )
-
-    async def list_parts(
-        self, ref: ObjectRef, upload_id: str, *, after_number: int, limit: int
-    ) -> PartPage:
-        return await self._inner.list_parts(
-            self._own(ref), upload_id, after_number=after_number, limit=limit
         )
 
     async def list_uploads(
@@ -211,7 +167,7 @@ class PastPacks:
         upload_id_marker: str,
         limit: int,
     ) -> UploadPage:
-        return await self._inner.list_uploads(
+        return await self._origin.list_uploads(
             bucket,
             prefix=prefix,
             delimiter=delimiter,
@@ -231,7 +187,7 @@ class PastPacks:
         checksum_type: ChecksumType | None,
         headers: Mapping[str, str],
     ) -> PutResult:
-        result = await self._inner.complete_upload(
+        result = await self._origin.complete_upload(
             self._own(ref),
             upload_id,
             parts,
@@ -242,35 +198,23 @@ class PastPacks:
         )
         return _untaught(result)
 
-    async def abort_upload(self, ref: ObjectRef, upload_id: str) -> None:
-        await self._inner.abort_upload(self._own(ref), upload_id)
-
     # Tags
 
     async def get_tags(self, ref: ObjectRef) -> tuple[tuple[str, str], ...]:
-        return await self._inner.get_tags(self._own(ref))
+        return await self._origin.get_tags(self._own(ref))
 
     async def put_tags(self, ref: ObjectRef, tags: Sequence[tuple[str, str]]) -> None:
-        await self._inner.put_tags(self._own(ref), tags)
+        await self._origin.put_tags(self._own(ref), tags)
 
     async def delete_tags(self, ref: ObjectRef) -> None:
-        await self._inner.delete_tags(self._own(ref))
-
-    async def get_bucket_tags(self, bucket: str) -> tuple[tuple[str, str], ...]:
-        return await self._inner.get_bucket_tags(bucket)
-
-    async def put_bucket_tags(self, bucket: str, tags: Sequence[tuple[str, str]]) -> None:
-        await self._inner.put_bucket_tags(bucket, tags)
-
-    async def delete_bucket_tags(self, bucket: str) -> None:
-        await self._inner.delete_bucket_tags(bucket)
+        await self._origin.delete_tags(self._own(ref))
 
     async def relay(self, request: RelayRequest, body: Body | None) -> RelayAnswer:
-        return await self._inner.relay(request, body)
+        return await self._origin.relay(request, body)
 
     def _own(self, ref: ObjectRef) -> ObjectRef:
         """The object as the inner origin names it."""
-        return ObjectRef(self._inner.name, ref.bucket, ref.key, ref.version_id)
+        return ObjectRef(self._origin.name, ref.bucket, ref.key, ref.version_id)
 
 
 class _Opened:

@@ -12,6 +12,7 @@ from typing import Generic, NamedTuple, TypeVar
 
 from gateway.errors import TierUnavailable
 from gateway.model.objects import (
+    ObjectEntry,
     UploadEntry,
     UploadPage,
     VersionEntry,
@@ -21,7 +22,7 @@ from gateway.model.reserved import RESERVED, is_reserved
 from gateway.tiers.packed.listing import LAST
 from gateway.tiers.protocol import Origin
 
-Entry = TypeVar("Entry", VersionEntry, UploadEntry)
+Entry = TypeVar("Entry", ObjectEntry, VersionEntry, UploadEntry)
 
 # Behind all reserved keys but those that begin with this very character, which are dropped singly.
 _BEHIND = RESERVED + LAST
@@ -134,7 +135,7 @@ async def shown(
         wanted = limit - len(entries) - len(prefixes)
         page = await ask(prefix, delimiter, marker, wanted)
         kept = [entry for entry in page.entries if not is_reserved(entry.key)]
-        folded = [name for name in page.prefixes if await _stands_for_others(ask, name)]
+        folded = [name for name in page.prefixes if await stands_for_others(ask, name)]
         entries += kept
         prefixes += folded
         hidden = len(page.entries) + len(page.prefixes) - len(kept) - len(folded)
@@ -146,7 +147,7 @@ async def shown(
         marker = following
 
 
-async def _stands_for_others(ask: Ask[Entry], common_prefix: str) -> bool:
+async def stands_for_others(ask: Ask[Entry], common_prefix: str) -> bool:
     """Whether a common prefix stands for any key that is not reserved."""
     if is_reserved(common_prefix):
         return False

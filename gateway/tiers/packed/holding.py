@@ -8,6 +8,7 @@ from gateway.tiers.packed.appetite import Appetite
 from gateway.tiers.packed.files import IndexFiles
 from gateway.tiers.packed.known import BucketPacks, Pack
 from gateway.tiers.packed.view import PackedObject
+from gateway.tiers.passing import Passing
 from gateway.tiers.past_packs import PastPacks
 from gateway.tiers.protocol import Origin
 
@@ -15,7 +16,7 @@ from gateway.tiers.protocol import Origin
 _MOST_BUCKETS = 4096
 
 
-class PacksHolder:
+class PacksHolder(Passing):
     """`origin`: the one behind. `limit_bytes`: no larger shard is brought in whole.
     `settled` returns once no reader believes what an earlier process handed out."""
 
@@ -29,7 +30,7 @@ class PacksHolder:
         now: Callable[[], float],
         settled: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
-        self._origin = origin
+        super().__init__(origin)
         self._files = files
         self._node = node
         self._now = now
@@ -41,10 +42,6 @@ class PacksHolder:
     @property
     def name(self) -> str:
         return self._origin.name
-
-    @property
-    def relays(self) -> bool:
-        return self._origin.relays
 
     @property
     def past_packs(self) -> PastPacks:

@@ -6,29 +6,29 @@ lies under `.feedrack/`, which never shows: nothing above asks for it but throug
 """
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 
 from gateway.errors import NoSuchKey
-from gateway.model.body import Body
 from gateway.model.objects import (
-    BucketEntry,
-    ChecksumType,
     ListPage,
     ObjectEntry,
     ObjectInfo,
     ObjectRef,
-    PartPage,
-    PutResult,
     Span,
     UploadPage,
     VersionPage,
 )
-from gateway.model.reserved import RESERVED, is_reserved
+from gateway.model.reserved import RESERVED
 from gateway.tiers.packed.counting import held_in_shards
-from gateway.tiers.packed.hidden import list_uploads, list_versions
+from gateway.tiers.packed.hidden import (
+    Marker,
+    Rows,
+    list_uploads,
+    list_versions,
+    stands_for_others,
+)
 from gateway.tiers.packed.known import Pack
 from gateway.tiers.packed.listing import (
-    LAST,
     Piece,
     merged,
     outside,
@@ -122,21 +122,17 @@ class PackedOrigin(PackedWriting):
             after = found.until
 
     async def _without_ours(self, bucket: str, found: Piece) -> Piece:
-        """Without a common prefix under which there is nothing but packs. With "/" there is none
-        such but the one that is hidden already; with "e" there may be."""
-        for name in found.prefixes:
-            if RESERVED.startswith(name) and not is_reserved(name):
-                before = await self._origin.list_objects(
-                    bucket, prefix=name, delimiter="", after="", limit=1
-                )
-                beyond = await self._origin.list_objects(
-                    bucket, prefix=name, delimiter="", after=RESERVED + LAST, limit=1
-                )
-                theirs = [e for e in (*before.objects, *beyond.objects) if not is_reserved(e.key)]
-                if not theirs:
-                    kept = tuple(other for other in found.prefixes if other != name)
-                    return Piece(found.objects, kept, found.until)
-        return found
+        """Without a common prefix under which there is nothing but packs."""
+
+        async def ask(prefix: str, delimiter: str, marker: Marker, limit: int) -> Rows[ObjectEntry]:
+            page = await self._origin.list_objects(
+                bucket, prefix=prefix, delimiter=delimiter, after=marker.key, limit=limit
+            )
+            following = None if page.next_after is None else Marker(page.next_after)
+            return Rows(page.objects, page.common_prefixes, following)
+
+        kept = [name for name in found.prefixes if await stands_for_others(ask, name)]
+        return Piece(found.objects, tuple(kept), found.until)
 
     async def list_versions(
         self,
@@ -158,41 +154,6 @@ class PackedOrigin(PackedWriting):
             limit=limit,
         )
 
-    # What packs have no part in
-    async def list_buckets(self) -> list[BucketEntry]:
-        return await self._origin.list_buckets()
-
-    async def head_bucket(self, bucket: str) -> None:
-        await self._origin.head_bucket(bucket)
-
-    async def create_bucket(self, bucket: str) -> None:
-        await self._origin.create_bucket(bucket)
-
-    async def delete_bucket(self, bucket: str) -> None:
-        await self._origin.delete_bucket(bucket)
-
-    async def create_upload(
-        self,
-        ref: ObjectRef,
-        headers: Mapping[str, str],
-        *,
-        checksum_algorithm: str | None,
-        checksum_type: ChecksumType | None,
-    ) -> str:
-        return await self._origin.create_upload(
-            ref, headers, checksum_algorithm=checksum_algorithm, checksum_type=checksum_type
-        )
-
-    async def put_part(
-        self, ref: ObjectRef, upload_id: str, number: int, body: Body, headers: Mapping[str, str]
-    ) -> PutResult:
-        return await self._origin.put_part(ref, upload_id, number, body, headers)
-
-    async def list_parts(
-        self, ref: ObjectRef, upload_id: str, *, after_number: int, limit: int
-    ) -> PartPage:
-        return await self._origin.list_parts(ref, upload_id, after_number=after_number, limit=limit)
-
     async def list_uploads(
         self,
         bucket: str,
@@ -212,18 +173,6 @@ class PackedOrigin(PackedWriting):
             upload_id_marker=upload_id_marker,
             limit=limit,
         )
-
-    async def abort_upload(self, ref: ObjectRef, upload_id: str) -> None:
-        await self._origin.abort_upload(ref, upload_id)
-
-    async def get_bucket_tags(self, bucket: str) -> tuple[tuple[str, str], ...]:
-        return await self._origin.get_bucket_tags(bucket)
-
-    async def put_bucket_tags(self, bucket: str, tags: Sequence[tuple[str, str]]) -> None:
-        await self._origin.put_bucket_tags(bucket, tags)
-
-    async def delete_bucket_tags(self, bucket: str) -> None:
-        await self._origin.delete_bucket_tags(bucket)
 
 
 def entry_of(key: str, info: ObjectInfo) -> ObjectEntry:
