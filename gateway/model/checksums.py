@@ -6,7 +6,7 @@ https://docs.aws.amazon.com/AmazonS3/latest/userguide/checking-object-integrity.
 import hashlib
 from base64 import b64decode, b64encode
 from binascii import Error as Base64Error
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 
 from awscrt import checksums as crt
@@ -42,6 +42,17 @@ class _Crc:
 
     def digest(self) -> bytes:
         return self._value.to_bytes(self._size_bytes, "big")
+
+
+def among(headers: Mapping[str, str]) -> dict[str, str]:
+    """The object checksums among an answer's headers: algorithm → base64."""
+    if not headers:
+        return {}
+    return {
+        algorithm: headers[header]
+        for header, algorithm in ALGORITHM_BY_HEADER.items()
+        if headers.get(header)
+    }
 
 
 def hasher(algorithm: str) -> Hasher:

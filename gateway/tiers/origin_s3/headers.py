@@ -11,7 +11,8 @@ from email.utils import formatdate, parsedate_to_datetime
 from typing import Any
 
 from gateway.errors import InvalidArgument
-from gateway.model.checksums import ALGORITHM_BY_HEADER, ALGORITHMS, HEADER_BY_ALGORITHM
+from gateway.model.checksums import ALGORITHMS, HEADER_BY_ALGORITHM
+from gateway.model.checksums import among as checksums_among
 from gateway.model.conditions import Conditions, WriteConditions, unquote_etag
 from gateway.model.objects import ChecksumType, ObjectInfo, PutResult
 from gateway.model.ranges import ByteRange
@@ -45,7 +46,7 @@ def object_info(
         last_modified_ms=_date_ms(headers.get("last-modified", "")),
         version_id=headers.get("x-amz-version-id"),
         headers=_describing(headers),
-        checksums=checksums(headers) if checksums_known else {},
+        checksums=checksums_among(headers) if checksums_known else {},
         checksum_type=_checksum_type(headers) if checksums_known else None,
         checksums_known=checksums_known,
         cacheable=_SSE_C not in headers,
@@ -61,7 +62,7 @@ def put_result(headers: Mapping[str, str], said: Mapping[str, Any] | None = None
         etag=unquote_etag(etag),
         version_id=headers.get("x-amz-version-id"),
         last_modified_ms=datetime_ms(said["LastModified"]) if "LastModified" in said else None,
-        checksums=checksums(headers) | fields,
+        checksums=checksums_among(headers) | fields,
         checksum_type=said.get("ChecksumType") or _checksum_type(headers),
         headers={
             name: value
@@ -70,15 +71,6 @@ def put_result(headers: Mapping[str, str], said: Mapping[str, Any] | None = None
             and (name == "x-amz-copy-source-version-id" or not _ABOUT_THE_ANSWER.fullmatch(name))
         },
     )
-
-
-def checksums(headers: Mapping[str, str]) -> dict[str, str]:
-    """The object checksums among the headers."""
-    return {
-        algorithm: headers[header]
-        for header, algorithm in ALGORITHM_BY_HEADER.items()
-        if headers.get(header)
-    }
 
 
 def checksum_headers(values: Mapping[str, str]) -> dict[str, str]:
@@ -167,7 +159,7 @@ def _without_aws_chunked(value: str) -> str:
 
 def _checksum_type(headers: Mapping[str, str]) -> ChecksumType | None:
     """As the origin says; one that does not gives it away by a composite value's "-N"."""
-    values = checksums(headers).values()
+    values = checksums_among(headers).values()
     match headers.get("x-amz-checksum-type"):
         case "FULL_OBJECT":
             return "FULL_OBJECT"

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 from msgspec import Struct
 
-from gateway.model.checksums import ALGORITHM_BY_HEADER
+from gateway.model.checksums import among as checksums_among
 from gateway.model.objects import (
     ChecksumType,
     ObjectEntry,
@@ -160,7 +160,7 @@ class PackView:
             size_bytes=record.size_bytes,
             last_modified_ms=modified_ms,
             headers=headers,
-            checksums=_checksums(record.checksums),
+            checksums=checksums_among(record.checksums),
             checksum_type=_checksum_type(record.checksums),
         )
         at = PackedAt(self._shards[record.shard], record.offset, record.size_bytes, record.checksum)
@@ -196,19 +196,9 @@ def _entry(key: str, record: Record) -> ObjectEntry:
         size_bytes=record.size_bytes,
         last_modified_ms=record.modified_ms,
         storage_class=record.headers.get("x-amz-storage-class", "STANDARD"),
-        checksum_algorithms=tuple(_checksums(record.checksums)),
+        checksum_algorithms=tuple(checksums_among(record.checksums)),
         checksum_type=_checksum_type(record.checksums),
     )
-
-
-def _checksums(headers: dict[str, str]) -> dict[str, str]:
-    if not headers:
-        return {}
-    return {
-        algorithm: headers[header]
-        for header, algorithm in ALGORITHM_BY_HEADER.items()
-        if header in headers
-    }
 
 
 def _checksum_type(headers: dict[str, str]) -> ChecksumType | None:
