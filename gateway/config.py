@@ -34,6 +34,15 @@ _PREFIX = "FEEDRACK__"
 _UNKNOWN = re.compile(r"Object contains unknown field `(.*)`", re.DOTALL)
 _MISSING = re.compile(r"Object missing required field `(.*)`", re.DOTALL)
 
+REDIS_SCHEMES = (
+    "redis://",
+    "rediss://",
+    "unix://",
+    "redis+sentinel://",
+    "redis+cluster://",
+    "rediss+cluster://",
+)
+
 Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}\Z")]
 Seconds = Annotated[float, Meta(ge=0)]
 
@@ -108,6 +117,25 @@ class CacheConfig(Section, frozen=True):
     small_object_limit: Bytes = Bytes(1024**2)
 
 
+class ClusterConfig(Section, frozen=True):
+    """Many nodes, one cache (docs/cluster.md)."""
+
+    redis_url: str
+    secret_file: Path
+    name: Name = "feedrack"
+    # Where other nodes ask this one; default: any free port of the S3 port's host.
+    listen: str | None = None
+    # The address they are given, if it is not the one listened on.
+    advertise: str | None = None
+    renew_seconds: Annotated[float, Meta(gt=0)] = 1.0
+    lease_seconds: Annotated[float, Meta(gt=0)] = 3.0
+    # How many replicas of Redis must have a lease's renewal, and a change, before it counts.
+    redis_replicas: Annotated[int, Meta(ge=0, le=16)] = 0
+    changes_kept: Annotated[int, Meta(ge=1000)] = 100_000
+    # False: one home in the whole cluster for each chunk, whatever rack asks.
+    rack_aware: bool = True
+
+
 class DirectoryOriginConfig(Section, frozen=True, tag="directory", tag_field="type"):
     path: Path
 
@@ -162,6 +190,7 @@ class Config(Section, frozen=True):
     s3: S3Config = S3Config()
     admin: AdminConfig = AdminConfig()
     cache: CacheConfig = CacheConfig()
+    cluster: ClusterConfig | None = None
     log: LogConfig = LogConfig()
     origins: dict[Name, OriginConfig] = field(default_factory=dict)
     buckets: dict[str, BucketConfig] = field(default_factory=dict)
@@ -297,6 +326,8 @@ def _check(config: Config) -> None:
         raise ConfigError("cache.small_object_limit: at most cache.chunk_size")
     if cache.capacity < 8 * cache.chunk_size:
         raise ConfigError("cache.capacity: at least eight times cache.chunk_size")
+    if config.cluster is not None:
+        _check_cluster(config.cluster)
     for where, listen in (("s3.listen", config.s3.listen), ("admin.listen", config.admin.listen)):
         parse_listen(listen, where)
     for name, origin in config.origins.items():
@@ -304,6 +335,17 @@ def _check(config: Config) -> None:
             origin.secret_key_file is None
         ):
             raise ConfigError(f"origins.{name}: access_key and secret_key_file go together")
+
+
+def _check_cluster(cluster: ClusterConfig) -> None:
+    if not cluster.redis_url.startswith(REDIS_SCHEMES):
+        raise ConfigError(f"cluster.redis_url: one of {', '.join(REDIS_SCHEMES)} is needed")
+    if cluster.lease_seconds < 2 * cluster.renew_seconds:
+        raise ConfigError("cluster.lease_seconds: at least twice cluster.renew_seconds")
+    for name in ("listen", "advertise"):
+        value = getattr(cluster, name)
+        if value is not None:
+            parse_listen(value, f"cluster.{name}")
 
 
 def s3_url(config: Config, port: int) -> str:

@@ -24,6 +24,11 @@ class TierUnavailable(FeedrackError):
         self.retry_after_seconds = retry_after_seconds
 
 
+class CoordinatorUnavailable(TierUnavailable):
+    """Redis does not answer, or is not the one it was: what the cluster agreed on cannot be relied
+    on, or cannot be agreed on."""
+
+
 class TierFull(FeedrackError):
     """A tier has no room and could not make any; what was offered is not kept there."""
 
