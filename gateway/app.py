@@ -18,7 +18,9 @@ import structlog
 from gateway.admin.origins import OriginWatch
 from gateway.admin.report import NodeReport
 from gateway.admin.server import AdminServer
+from gateway.cluster.members import Members
 from gateway.config import Config, DirectoryOriginConfig, Secret, admin_url, read_secret, s3_url
+from gateway.peers.parts import PeerParts
 from gateway.s3.doors import Door, TcpDoor
 from gateway.s3.entry import authenticator_of
 from gateway.s3.server import S3Server, object_server
@@ -45,7 +47,8 @@ log = structlog.get_logger()
 class Parts:
     """What answers requests, whoever lets them in: everything of a node but its two ports.
 
-    `observer` is told what is believed of objects, `on_index` which index may be.
+    `observer` is told what is believed of objects, `on_index` which index may be. `members`: who
+    is in the cluster; None where membership tells.
     """
 
     def __init__(
@@ -54,9 +57,14 @@ class Parts:
         *,
         observer: Observer | None = None,
         on_index: Callable[[Path | None], None] = lambda _: None,
+        members: Members | None = None,
     ) -> None:
         self.config = config
         self.metrics = Metrics()
+        self.members = members or Members(config.node.id)
+        self.peers: PeerParts | None = None
+        if config.cluster is not None:
+            self.peers = PeerParts(config, self.members, self.metrics)
         self.disk = DiskTier(config.cache, self.metrics, on_index=on_index)
         self.indexes = IndexFiles(config.cache.path / "packs", self.disk.take_beside)
         self.origins: dict[str, PackedOrigin] = {}
@@ -83,10 +91,13 @@ class Parts:
                 versions=versions,
                 cache=config.cache,
                 handing=handing,
+                near=self.peers.near if self.peers is not None else None,
             )
 
         buckets = BucketTable(config, self.origins, packs=self.origins)
         self.service = service(buckets, self.handing)
+        if self.peers is not None:
+            self.peers.serve(self.service)
         # The same tables, so that a write through either is seen by the other at once.
         past = {name: origin.past_packs for name, origin in self.origins.items()}
         self.past_packs = service(BucketTable(config, past, past_packs=True), None)
@@ -140,9 +151,13 @@ class Parts:
         await self.disk.start()
         await self.indexes.start()
         await self.handing.start()
+        if self.peers is not None:
+            await self.peers.start()
 
     async def stop(self) -> None:
         """Call when nothing is in flight any more."""
+        if self.peers is not None:
+            await self.peers.close()
         await self.handing.close()
         await self.past_packs.close()
         await self.service.close()
@@ -155,9 +170,9 @@ class Parts:
 class Node:
     """One gateway in one process: everything between its configuration and its two ports."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, *, members: Members | None = None) -> None:
         self.config = config
-        self.parts = Parts(config)
+        self.parts = Parts(config, members=members)
         self.certificate = certificate(config.s3)
         self.door = TcpDoor(
             config.s3.listen,
