@@ -66,7 +66,7 @@ class Prover:
     def signed_answer(
         self, asked: str, status: int, length_bytes: int, headers: Mapping[str, str]
     ) -> dict[str, str]:
-        """The headers of an answer with the one that proves it. `asked`: the request's signature."""
+        """An answer's headers with the one that proves it. `asked`: the request's signature."""
         said = _answer(asked, status, length_bytes, headers)
         return {**headers, SIGNATURE: self._over(said)}
 

@@ -1,10 +1,11 @@
 """Bringing in ahead of a reader that walks through a large object.
 
 One stream of an origin is slower than most readers. So the chunks that follow the reader's are
-brought in beside it (filled here, or begun at the node where they are at home), as many as it takes: more while the reader waits and more of them bring more
-bytes a second, fewer while it does not wait. A reader that takes its time never waits, and has
-nothing filled ahead. Nothing is filled past the range asked for, nor once the reader has left, and
-all readers together stay within their lane's budget.
+brought in beside it (filled here, or begun at the node where they are at home), as many as it
+takes: more while the reader waits and more of them bring more bytes a second, fewer while it does
+not wait. A reader that takes its time never waits, and has nothing brought in ahead. Nothing is
+past the range asked for, nor once the reader has left, and all readers together stay within
+budgets.
 
 `Pace` decides, from what was measured; `Ahead` measures and acts.
 """

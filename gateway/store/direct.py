@@ -98,13 +98,16 @@ class DirectReader:
                 coming = await self._at(offset)
                 self._tier = coming.tier
                 size_bytes = await coming.read_into(memory)
-                if size_bytes:
-                    return size_bytes
-                raise TierUnavailable("the answer ended early")
             except TierUnavailable:
                 await self._leave()
                 if not self._source.goes_on():
                     raise
+                continue
+            if size_bytes:
+                return size_bytes
+            await self._leave()
+            if not self._source.goes_on():
+                raise TierUnavailable("the answer ended early")
 
     async def _at(self, offset: int) -> Incoming:
         """The answer, of which the byte at `offset` comes next."""

@@ -49,7 +49,8 @@ class Giving(Reads):
     """The peers' side of the object service."""
 
     async def give(self, question: SpanQuestion, asker: str) -> Given:
-        """Bytes of a span. WrongQuestionError, NotHeld, VersionChanged, TierUnavailable, TierFull, Corrupt, S3Error."""
+        """Bytes of a span. WrongQuestionError, NotHeld, VersionChanged, TierUnavailable, TierFull,
+        Corrupt, S3Errors of the origin."""
         wanted = question.span
         if not self._is_span(wanted):
             raise WrongQuestionError("no chunk, shard or small object as this node has them")

@@ -191,16 +191,11 @@ class Near:
         """Bytes of a span, begun. NotThere, OriginLost, VersionChanged, PeerFailed."""
         answer = await self._ask(member, question.target(), f"span {question.level}")
         try:
-            if answer.status != 200:
-                raise await self._refusal(answer, question.span.version.ref)
-            wanted_bytes = question.until - question.offset
-            short = question.level == "partial" and 0 < answer.left_bytes <= wanted_bytes
-            if answer.left_bytes != wanted_bytes and not short:
-                raise self._malformed(answer, "it is not as long as what was asked for")
-            return PeerBytes(self, answer, self._tier(answer))
+            await self._check_bytes(answer, question)
         except BaseException:
             answer.close()
             raise
+        return PeerBytes(self, answer, self._tier(answer))
 
     async def head(
         self,
@@ -238,32 +233,40 @@ class Near:
         if role != "cluster":
             yield from ((each, "cluster") for each in self.others(self.in_cluster(place)))
 
+    async def _check_bytes(self, answer: PeerAnswer, question: SpanQuestion) -> None:
+        if answer.status != 200:
+            raise await self._refusal(answer, question.span.version.ref)
+        wanted_bytes = question.until - question.offset
+        short = question.level == "partial" and 0 < answer.left_bytes <= wanted_bytes
+        if answer.left_bytes != wanted_bytes and not short:
+            raise self._malformed(answer, "it is not as long as what was asked for")
+
     async def _told(self, member: Member, question: HeadQuestion) -> ToldHead:
         answer = await self._ask(member, question.target(), f"head {question.level}")
         try:
-            if answer.status != 200:
-                raise await self._refusal(answer, question.ref)
-            length = answer.headers.get(HEAD_LENGTH, "")
-            age = answer.headers.get(AGE, "")
-            if not (length.isdigit() and int(length) <= _LONGEST_HEAD_BYTES):
-                raise self._malformed(answer, "a head of no length")
-            try:
-                info = decode_info(await answer.read(int(length)))
-                age_seconds = float(age)
-            except (DecodeError, ValidationError, ValueError) as error:
-                raise self._malformed(answer, error) from error
-            if not age_seconds >= 0:
-                raise self._malformed(answer, "an age that is none")
-            tier = self._tier(answer)
-            coming = None
-            if answer.left_bytes:
-                if answer.left_bytes != info.size_bytes:
-                    raise self._malformed(answer, "bytes that are not the object's")
-                coming = PeerBytes(self, answer, tier)
-            return ToldHead(info, age_seconds, tier, coming)
+            return await self._read_head(answer, question)
         except BaseException:
             answer.close()
             raise
+
+    async def _read_head(self, answer: PeerAnswer, question: HeadQuestion) -> ToldHead:
+        if answer.status != 200:
+            raise await self._refusal(answer, question.ref)
+        length = answer.headers.get(HEAD_LENGTH, "")
+        if not (length.isascii() and length.isdigit() and int(length) <= _LONGEST_HEAD_BYTES):
+            raise self._malformed(answer, "a head of no length")
+        try:
+            info = decode_info(await answer.read(int(length)))
+            age_seconds = float(answer.headers.get(AGE, ""))
+        except (DecodeError, ValidationError, ValueError) as error:
+            raise self._malformed(answer, error) from error
+        if not 0 <= age_seconds < float("inf"):
+            raise self._malformed(answer, "an age that is none")
+        if answer.left_bytes not in (0, info.size_bytes):
+            raise self._malformed(answer, "bytes that are not the object's")
+        tier = self._tier(answer)
+        coming = PeerBytes(self, answer, tier) if answer.left_bytes else None
+        return ToldHead(info, age_seconds, tier, coming)
 
     async def _ask(self, member: Member, target: str, what: str) -> PeerAnswer:
         try:
