@@ -54,6 +54,11 @@ class Running:
             self.gate = packed._origin = GatedOrigin(packed._origin)
         return self.gate
 
+    async def die(self) -> None:
+        """As a kill does: its connections are cut, and nothing it was doing is finished."""
+        await self.parts.port.close()
+        await self.node.parts.filler.close()
+
     def member(self, joined: int = 0) -> Member:
         return Member(
             id=self.id,
