@@ -143,6 +143,7 @@ async def test_a_small_object_takes_one_request_a_hop(tmp_path: Path) -> None:
             for each in four.nodes
         }
         assert asked == {"a1": 0, "a2": 0, home.id: 1, other.id: 1}
+        await four.settled()
         assert await other.read(key) == body
         assert other.counted("feedrack_peer_requests_total", outcome="200") == 2
         assert home.counted("feedrack_peer_requests_total", outcome="200") == 1

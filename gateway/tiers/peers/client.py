@@ -224,7 +224,8 @@ class PeerClient:
             except ConnectionError:
                 lent.give_back(reusable=False)
                 # A node closes what is idle when it likes, also just as it is asked.
-                if lent.wire.answered or not lent.wire.idle_since:
+                kept = lent.wire.idle_since and not lent.wire.answered
+                if not kept or self._lines.get(member.id) is not line:
                     raise
             except BaseException:
                 lent.give_back(reusable=False)
