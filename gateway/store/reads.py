@@ -288,7 +288,7 @@ class Reads(Core):
         """What another node tells of the key; None where the origin is to be asked."""
         near = self._near
         asks_always = not bucket.immutable and bucket.freshness_seconds == 0
-        if near is None or role == "cluster" or asks_always or bucket.past_packs:
+        if near is None or asks_always or bucket.past_packs:
             return None
         # While it is being changed the origin alone knows, and packs each node looks at itself.
         if ticket.generation or not near.leased():

@@ -61,7 +61,7 @@ async def between(upstream: str) -> AsyncIterator[Between]:
     """A proxy before the node at `upstream`."""
     proxy = Between(upstream)
     server = await asyncio.start_server(proxy.serve, "127.0.0.1", 0)
-    proxy.address = "127.0.0.1:{}".format(server.sockets[0].getsockname()[1])
+    proxy.address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
     try:
         yield proxy
     finally:

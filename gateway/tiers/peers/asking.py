@@ -8,7 +8,7 @@ question comes back to where it has been:
 
     rack      the home in the rack: asks "cluster"
     cluster   the first home: asks "held", "partial", the origin
-    held      gives what is on its disk, or comes in from the origin
+    held      gives what is on its disk, or comes in from the origin; of a head, what it believes
     partial   gives what has come in there so far
 """
 

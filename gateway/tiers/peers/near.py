@@ -82,6 +82,8 @@ class PeerBytes:
         self._answer = answer
         self._crosses = not near.placement.same_rack(answer.member)
         self.tier: TierName = tier
+        # Whether any came.
+        self.gave = False
 
     @property
     def left_bytes(self) -> int:
@@ -93,6 +95,7 @@ class PeerBytes:
         except PeerFailed as error:
             self._near.broke_off(error)
             raise
+        self.gave = True
         if self._crosses:
             self._near.metrics.cross_rack_bytes.inc(size_bytes)
         return size_bytes
@@ -212,11 +215,16 @@ class Near:
         for member, level in self._tellers(place, role):
             question = HeadQuestion(ref, level, freshness_seconds, first_bytes, checksums)
             try:
-                return await self._told(member, question)
+                told = await self._told(member, question)
             except (PeerFailed, NotThere):
+                if level == "held":
+                    self.came_before(had_it=False)
                 continue
             except OriginLost:
                 return None
+            if level == "held":
+                self.came_before(had_it=True)
+            return told
         return None
 
     def broke_off(self, error: PeerFailed) -> None:
@@ -230,6 +238,10 @@ class Near:
         if role == "reader":
             yield from ((each, "rack") for each in self.others(self.in_this_rack(place)))
             role = self.role(place, role)
+        if role != "reader":
+            before = self.before_me(place)
+            if before is not None:
+                yield before, "held"
         if role != "cluster":
             yield from ((each, "cluster") for each in self.others(self.in_cluster(place)))
 
