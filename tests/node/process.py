@@ -32,8 +32,10 @@ class GatewayProcess:
         folder: Path,
         settings: dict[str, Any] | None = None,
         environ: dict[str, str] | None = None,
+        module: str = "gateway",
     ) -> None:
         self.folder = folder
+        self.module = module
         self.environ = environ or {}
         self.endpoint_url = ""
         self.admin_url = ""
@@ -78,7 +80,7 @@ class GatewayProcess:
         seen = self.log.stat().st_size if self.log.exists() else 0
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "gateway", "serve", "--config", str(config)],
+                [sys.executable, "-m", self.module, "serve", "--config", str(config)],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
