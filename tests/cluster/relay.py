@@ -125,6 +125,10 @@ class _Relay:
                 _reset(writer)
                 return
             self._standing[port] = (writer, onward)
+            if self._mode == "refuse" and self._concerns(port):
+                _reset(onward)
+                _reset(writer)
+                return
             await asyncio.gather(self._carry(port, reader, onward), self._carry(port, back, writer))
         finally:
             del self._standing[port]
