@@ -13,10 +13,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import structlog
 
 from gateway.admin.origins import OriginWatch
-from gateway.admin.report import NodeReport
+from gateway.admin.report import NodeReport, own_usage
 from gateway.admin.server import AdminServer
 from gateway.config import Config, DirectoryOriginConfig, Secret, admin_url, read_secret, s3_url
 from gateway.joining import Joining
@@ -89,6 +90,7 @@ class Parts:
                 self.origins,
                 immutable=buckets.immutable,
                 on_trust=on_trust,
+                tell=lambda: msgspec.json.encode(own_usage(self.disk)),
             )
 
         def service(buckets: BucketTable, handing: Handing | None) -> ObjectService:
