@@ -13,13 +13,15 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import structlog
 
 from gateway.admin.origins import OriginWatch
-from gateway.admin.report import NodeReport
+from gateway.admin.report import NodeReport, own_usage
 from gateway.admin.server import AdminServer
 from gateway.cluster.members import Members
 from gateway.config import Config, DirectoryOriginConfig, Secret, admin_url, read_secret, s3_url
+from gateway.joining import Joining
 from gateway.peers.parts import PeerParts
 from gateway.s3.doors import Door, TcpDoor
 from gateway.s3.entry import authenticator_of
@@ -47,8 +49,8 @@ log = structlog.get_logger()
 class Parts:
     """What answers requests, whoever lets them in: everything of a node but its two ports.
 
-    `observer` is told what is believed of objects, `on_index` which index may be. `members`: who
-    is in the cluster; None where membership tells.
+    `observer` is told what is believed of objects, `on_index` which index may be, `on_trust` until
+    when either is good. `members`: who is in the cluster, where no membership keeps it current.
     """
 
     def __init__(
@@ -57,18 +59,24 @@ class Parts:
         *,
         observer: Observer | None = None,
         on_index: Callable[[Path | None], None] = lambda _: None,
+        on_trust: Callable[[float], None] = lambda _: None,
         members: Members | None = None,
     ) -> None:
         self.config = config
         self.metrics = Metrics()
-        self.members = members or Members(config.node.id)
+        cluster = config.cluster
+        self.joining = None
+        if cluster is not None and members is None:
+            self.joining = Joining(config, cluster, self.metrics)
+            members = self.joining.members
+        trusted_until = self.joining.trusted_until if self.joining is not None else None
         self.peers: PeerParts | None = None
-        if config.cluster is not None:
-            self.peers = PeerParts(config, self.members, self.metrics)
+        if cluster is not None and members is not None:
+            self.peers = PeerParts(config, members, self.metrics)
         self.disk = DiskTier(config.cache, self.metrics, on_index=on_index)
         self.indexes = IndexFiles(config.cache.path / "packs", self.disk.take_beside)
         self.origins: dict[str, PackedOrigin] = {}
-        self.handing = Handing(config.node.id, self.disk, self.origins)
+        self.handing = Handing(config.node.id, self.disk, self.origins, trusted_until=trusted_until)
         for name in config.origins:
             self.origins[name] = PackedOrigin(
                 _origin(config, name, self.metrics),
@@ -81,7 +89,18 @@ class Parts:
         self.filler = Filler(
             self.disk, self.metrics, small_object_limit_bytes=config.cache.small_object_limit
         )
-        versions = VersionTable(now=time.monotonic, observer=observer)
+        versions = VersionTable(now=time.monotonic, observer=observer, trusted_until=trusted_until)
+        buckets = BucketTable(config, self.origins, packs=self.origins)
+        changes = None
+        if self.joining is not None:
+            changes = self.joining.attach(
+                versions,
+                self.disk,
+                self.origins,
+                immutable=buckets.immutable,
+                on_trust=on_trust,
+                tell=lambda: msgspec.json.encode(own_usage(self.disk)),
+            )
 
         def service(buckets: BucketTable, handing: Handing | None) -> ObjectService:
             return ObjectService(
@@ -90,11 +109,11 @@ class Parts:
                 filler=self.filler,
                 versions=versions,
                 cache=config.cache,
+                changes=changes,
                 handing=handing,
                 near=self.peers.near if self.peers is not None else None,
             )
 
-        buckets = BucketTable(config, self.origins, packs=self.origins)
         self.service = service(buckets, self.handing)
         if self.peers is not None:
             self.peers.serve(self.service)
@@ -137,6 +156,7 @@ class Parts:
                 state=state,
                 s3_url=s3_url,
                 origins=OriginWatch(self.origins, now=time.monotonic),
+                joining=self.joining,
             ),
             metrics=self.metrics,
             on_drain=on_drain,
@@ -154,6 +174,17 @@ class Parts:
         if self.peers is not None:
             await self.peers.start()
 
+    async def join(self, *, s3: str, admin: str) -> None:
+        """Becomes a member of the cluster, where there is one. Claimed: another node that is alive
+        has this one's id."""
+        if self.joining is not None:
+            # What an earlier run of this node handed to readers must be over first.
+            await self.handing.settled()
+            peers = self.peers.address if self.peers is not None else ""
+            await self.joining.start(
+                peers=peers, s3=s3, admin=admin, owns_folder=self.disk.accepting
+            )
+
     async def stop(self) -> None:
         """Call when nothing is in flight any more."""
         if self.peers is not None:
@@ -161,6 +192,8 @@ class Parts:
         await self.handing.close()
         await self.past_packs.close()
         await self.service.close()
+        if self.joining is not None:
+            await self.joining.stop()
         await self.disk.close()
         for origin in self.origins.values():
             await origin.close()
@@ -202,6 +235,7 @@ class Node:
         await self.admin.start()
         await self.parts.start()
         await self.s3.start()
+        await self.parts.join(s3=self.s3_url, admin=self.admin_url)
         self.state = "serving"
         log.info("serving", node=self.config.node.id, s3=self.s3_url, admin=self.admin_url)
 

@@ -2,13 +2,57 @@
 
 from collections.abc import Callable
 from importlib.metadata import version
-from typing import Any
+from typing import Any, Protocol
+
+import msgspec
 
 from gateway.admin.origins import OriginWatch
+from gateway.cluster.members import Member, Members
 from gateway.config import NodeConfig
 from gateway.store.service import ObjectService
 from gateway.telemetry.metrics import Metrics
 from gateway.tiers.disk import DiskTier
+
+
+def own_usage(disk: DiskTier) -> dict[str, Any]:
+    """What a node tells of its cache, to clients and to other nodes."""
+    usage = disk.usage()
+    return {
+        "cache_bytes": usage.bytes,
+        "cache_capacity_bytes": int(usage.capacity_bytes),
+        "cache_degraded": usage.degraded,
+    }
+
+
+def _there(member: Member) -> dict[str, Any]:
+    return {
+        "id": member.id,
+        "rack": member.rack,
+        "zone": member.zone,
+        "state": member.state,
+        "version": member.version,
+        "s3": member.s3,
+    }
+
+
+def _usage(raw: bytes | None) -> dict[str, Any]:
+    unknown = {"cache_bytes": 0, "cache_capacity_bytes": 0, "cache_degraded": None}
+    return unknown if raw is None else unknown | msgspec.json.decode(raw, type=dict[str, Any])
+
+
+class Joins(Protocol):
+    """What makes this node one of several."""
+
+    @property
+    def members(self) -> Members: ...
+
+    async def told(self) -> dict[str, bytes]:
+        """What each member last told of itself, as JSON."""
+        ...
+
+    def refresh(self) -> None:
+        """Brings the gauges up to now."""
+        ...
 
 
 class NodeReport:
@@ -24,7 +68,9 @@ class NodeReport:
         state: Callable[[], str],
         s3_url: Callable[[], str],
         origins: OriginWatch,
+        joining: Joins | None = None,
     ) -> None:
+        self._joining = joining
         self._node = node
         self._disk = disk
         self._service = service
@@ -53,22 +99,28 @@ class NodeReport:
             },
         }
 
-    def members(self) -> list[dict[str, Any]]:
-        """The nodes alive; without a cluster, this one."""
-        usage = self._disk.usage()
+    async def members(self) -> list[dict[str, Any]]:
+        """The nodes alive; without a cluster, or while this node is no member, this one alone."""
+        joining = self._joining
+        if joining is None or joining.members.here() is None:
+            return [self._here() | own_usage(self._disk)]
+        told = await joining.told()
         return [
-            {
-                "id": self._node.id,
-                "rack": self._node.rack,
-                "zone": self._node.zone,
-                "state": self._state(),
-                "version": version("feedrack"),
-                "s3": self._s3_url() if self._state() != "starting" else "",
-                "cache_bytes": usage.bytes,
-                "cache_capacity_bytes": int(usage.capacity_bytes),
-                "cache_degraded": usage.degraded,
-            }
+            self._here() | own_usage(self._disk)
+            if member.id == self._node.id
+            else _there(member) | _usage(told.get(member.id))
+            for member in joining.members.all()
         ]
+
+    def _here(self) -> dict[str, Any]:
+        return {
+            "id": self._node.id,
+            "rack": self._node.rack,
+            "zone": self._node.zone,
+            "state": self._state(),
+            "version": version("feedrack"),
+            "s3": self._s3_url() if self._state() != "starting" else "",
+        }
 
     async def dataset(self, bucket: str, prefix: str) -> dict[str, Any]:
         """Bytes held of the objects under `prefix`, by node and by rack."""
@@ -97,4 +149,7 @@ class NodeReport:
         usage = self._disk.usage()
         self._metrics.cache_bytes.set(usage.bytes)
         self._metrics.cache_capacity_bytes.set(usage.capacity_bytes)
-        self._metrics.members.set(1)
+        if self._joining is not None:
+            self._joining.refresh()
+        else:
+            self._metrics.members.set(1)

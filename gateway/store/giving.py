@@ -117,8 +117,6 @@ class Giving(Reads):
         self, ref: ObjectRef, freshness_seconds: float | None, *, checksums: bool
     ) -> tuple[ObjectInfo, float] | None:
         """What may be believed of a key, and how old that is."""
-        if self._near is not None and not self._near.leased():
-            return None
         known = self._versions.aged(ref, freshness_seconds)
         if known is None or (checksums and not known[0].checksums_known):
             return None

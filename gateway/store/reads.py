@@ -187,6 +187,8 @@ class Reads(Core):
         return _Look(known_object(ref, learned.info), learned.tier)
 
     def _believed(self, bucket: Bucket, ref: ObjectRef) -> KnownObject | None:
+        if not self._versions.trusts:
+            return None
         freshness = None if bucket.immutable else bucket.freshness_seconds
         known = self._versions.believed(ref, freshness)
         if known is None and not self._versions.generation(ref):
@@ -291,7 +293,7 @@ class Reads(Core):
         if near is None or asks_always or bucket.past_packs:
             return None
         # While it is being changed the origin alone knows, and packs each node looks at itself.
-        if ticket.generation or not near.leased():
+        if ticket.generation or not self._versions.trusts:
             return None
         if bucket.packs is not None and bucket.packs.has(ref):
             return None

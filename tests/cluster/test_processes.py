@@ -1,75 +1,104 @@
 """Nodes as processes of their own, killed and frozen while they are read through."""
 
+import random
 import signal
-import socket
-import threading
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
+from concurrent.futures import ThreadPoolExecutor
 
-import msgspec
 import pytest
 
 from gateway.cluster.members import Member
 from gateway.cluster.placement import homes
 from gateway.model.objects import ObjectRef
-from tests.cluster.test_reading_near import put
-from tests.node.process import GatewayProcess, s3_origin_settings
-from tests.faulty import Fault, FlakyOrigin, flaky_origin
-from tests.origins import ACCESS_KEY, SECRET_KEY, MotoServer, moto_server
+from tests.cluster.conftest import MakeFleet
+from tests.cluster.fleet import Fleet, until
+from tests.faulty import Fault
 
 CHUNK = 1024 * 1024
-RACKS = {"a1": "a", "b1": "b", "c1": "c"}
+THREE = ("a", "b", "c")
 
 
-class Processes:
-    """Three nodes in three racks over one S3 service that fails on demand."""
+@pytest.fixture
+def three(make_fleet: MakeFleet) -> Fleet:
+    """Three nodes in three racks."""
+    return make_fleet(racks=THREE, settings={"buckets": {"train": {"freshness_seconds": 3600}}})
 
-    def __init__(self, folder: Path, origin: FlakyOrigin) -> None:
-        self.origin = origin
-        self.nodes: dict[str, GatewayProcess] = {}
-        self.members = [
-            Member(
-                id=id_,
-                incarnation="1",
-                rack=rack,
-                zone="z1",
-                peers=f"127.0.0.1:{_free_port()}",
-                s3="",
-                admin="",
-                capacity_bytes=2**28,
-                version="0",
-            )
-            for id_, rack in RACKS.items()
-        ]
-        for member in self.members:
-            settings: dict[str, Any] = {
-                "node": {"id": member.id, "rack": member.rack},
-                "origins": {"main": s3_origin_settings(origin.url, folder)},
-                "buckets": {"train": {"freshness_seconds": 3600}},
-                "cluster": {
-                    "redis_url": "redis://127.0.0.1:1/0",
-                    "secret_file": str(folder / "between"),
-                    "listen": member.peers,
-                },
-            }
-            (folder / "between").write_text("between us")
-            place = folder / member.id
-            place.mkdir()
-            (place / "members.json").write_bytes(msgspec.json.encode(self.members))
-            node = GatewayProcess(place, settings, module="tests.cluster.fixed_node")
-            self.nodes[member.id] = node.start()
 
-    def key_at(self, id_: str) -> str:
-        return next(
-            key
-            for key in (f"k{n}" for n in range(1000))
-            if homes(self.members, ObjectRef("main", "train", key), 0)[0].id == id_
+def key_at(fleet: Fleet, number: int) -> str:
+    """A key whose first chunk has its first home there."""
+    found = fleet.ask(number, "/v1/members")["members"]
+    capacity = 256 * 1024**2
+    members = [
+        Member(
+            id=each["id"],
+            incarnation="",
+            rack=each["rack"],
+            zone="",
+            peers="",
+            s3="",
+            admin="",
+            capacity_bytes=capacity,
+            version="",
         )
+        for each in found
+    ]
+    return next(
+        key
+        for key in (f"k{n}" for n in range(1000))
+        if homes(members, ObjectRef("main", "train", key), 0)[0].id == f"n{number + 1}"
+    )
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+def put(fleet: Fleet, key: str, body: bytes) -> bytes:
+    """Past the nodes."""
+    fleet.origin_client().put_object(Bucket="train", Key=key, Body=body)
+    return body
+
+
+def read(fleet: Fleet, number: int, key: str) -> bytes:
+    body: bytes = (
+        fleet.client(number, read_timeout=60).get_object(Bucket="train", Key=key)["Body"].read()
+    )
+    return body
+
+
+@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGSTOP])
+def test_the_origin_gives_no_byte_twice_when_a_filling_process_ends_half_way(
+    three: Fleet, end: signal.Signals
+) -> None:
+    key = key_at(three, 0)
+    body = put(three, key, random.Random(1).randbytes(CHUNK))
+    half = CHUNK // 2
+    three.origin.fail(Fault("stall", "GetObject", after_bytes=half))
+    with ThreadPoolExecutor(2) as pool:
+        reads = [pool.submit(read, three, number, key) for number in (1, 2)]
+        # What the origin gave has come to those who follow.
+        until(
+            lambda: all(
+                three.counter(number, "feedrack_cross_rack_bytes_total") == half
+                for number in (1, 2)
+            )
+        )
+        assert three.origin_bytes() == half
+        begun = time.monotonic()
+        if end == signal.SIGKILL:
+            three.kill(0)
+        else:
+            three.freeze(0)
+        assert [each.result() for each in reads] == [body, body]
+    assert three.origin_bytes() == CHUNK
+    assert three.origin_gets() == 2
+    # Its membership ends after some seconds, and with it what was waited for.
+    assert time.monotonic() - begun < 12
+
+
+def test_a_frozen_node_is_not_waited_for_again(three: Fleet) -> None:
+    key = key_at(three, 0)
+    body = put(three, key, b"x" * 1000)
+    three.freeze(0)
+    begun = time.monotonic()
+    assert read(three, 1, key) == body
+    assert time.monotonic() - begun < 6
+    begun = time.monotonic()
+    assert read(three, 1, key) == body
+    assert time.monotonic() - begun < 1

@@ -11,7 +11,6 @@ from gateway.store.batch import WantedObject
 from tests.cluster.running import CHUNK_BYTES, Cluster, cluster
 from tests.cluster.test_reading_near import RACKS, put
 
-
 SECOND = RangeSpec(CHUNK_BYTES, None)
 
 

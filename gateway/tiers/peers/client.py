@@ -24,8 +24,8 @@ from gateway.cluster.proof import (
 )
 from gateway.errors import TierUnavailable
 from gateway.telemetry.metrics import Metrics
-from gateway.tiers.heads import Head, MalformedAnswerError
 from gateway.tiers.wire import Watch, Wire
+from gateway.tiers.wire_heads import Head, MalformedAnswerError
 from gateway.tiers.wires import Endpoint, Wires
 
 BODY_HASH = "x-feedrack-content-sha256"

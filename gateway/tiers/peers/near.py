@@ -105,8 +105,7 @@ class PeerBytes:
 
 
 class Near:
-    """The other nodes, as a node's reads see them. `leased`: whether this node may believe what it
-    or others remember; without, heads are the origin's to tell."""
+    """The other nodes, as a node's reads see them."""
 
     def __init__(
         self,
@@ -116,14 +115,12 @@ class Near:
         metrics: Metrics,
         *,
         holders: Holders | None = None,
-        leased: Callable[[], bool] = lambda: True,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self.members = members
         self.placement = placement
         self.metrics = metrics
         self.holders: Holders = holders or NoHolders()
-        self.leased = leased
         self.suspects = Suspects(now=now)
         self._client = client
         self._now = now

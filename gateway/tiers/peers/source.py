@@ -1,9 +1,10 @@
 """Where the bytes of one span come from, one place after the other: near before far.
 
-Every place is asked once more than it has given bytes, and the origin last. Bytes that break off are gone on with from the next
-place, at the byte where they stopped. So, when a first home dies in the midst of its fill, whoever
-comes next is asked by those who followed it for what is missing alone; and takes what they have
-already from them, so that the origin gives nothing twice.
+Every place is asked once, and again if it broke off after it had given something; the origin last.
+Bytes that break off are gone on with from the next place, at the byte where they stopped. So, when
+a first home dies in the midst of its fill, whoever comes next is asked by those who followed it for
+what is missing alone; and takes what they have already from them, so that the origin gives nothing
+twice.
 """
 
 from gateway.cluster.members import Member
