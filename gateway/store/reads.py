@@ -199,7 +199,13 @@ class Reads(Core):
         return known
 
     def _nothing_kept(self, bucket: Bucket, ref: ObjectRef) -> bool:
-        """Whether the bytes must come from the origin in any case."""
+        """Whether the bytes must come from elsewhere in any case, along with the head."""
+        near = self._near
+        if near is not None and near.role(Place(ref.current, 0), "reader") != "cluster":
+            # Where the origin alone may be asked for the head, the bytes are still nearer.
+            changing = self._versions.generation(ref) > 0
+            if changing or not self._versions.trusts or bucket.past_packs:
+                return False
         return (
             bucket.freshness_seconds > 0
             and self._disk.accepting

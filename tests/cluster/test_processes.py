@@ -21,7 +21,10 @@ THREE = ("a", "b", "c")
 @pytest.fixture
 def three(make_fleet: MakeFleet) -> Fleet:
     """Three nodes in three racks."""
-    return make_fleet(racks=THREE, settings={"buckets": {"train": {"freshness_seconds": 3600}}})
+    fleet = make_fleet(racks=THREE, settings={"buckets": {"train": {"freshness_seconds": 3600}}})
+    # Until nodes that were here before could no longer be.
+    until(lambda: all(fleet.counter(number, "feedrack_lease_seconds") > 0 for number in range(3)))
+    return fleet
 
 
 def key_at(fleet: Fleet, number: int) -> str:
