@@ -272,7 +272,7 @@ class PeerClient:
                 tls=self._tls,
                 create=_socket,
             )
-            line = self._lines[member.id] = _Line(member, wires)
+            line = self._lines[member.id] = _Line(member, _endpoint(member), wires)
         return line
 
     def _cut_leavers(self) -> None:
@@ -283,11 +283,10 @@ class PeerClient:
 class _Line:
     """The connections to one run of one node, and its nonce as last heard."""
 
-    def __init__(self, member: Member, wires: Wires) -> None:
-        host, _, port = member.peers.rpartition(":")
+    def __init__(self, member: Member, endpoint: Endpoint, wires: Wires) -> None:
         self.peers = member.peers
         self.incarnation = member.incarnation
-        self.endpoint = Endpoint(host.strip("[]"), int(port), tls=False)
+        self.endpoint = endpoint
         self.wires = wires
         self.turns = asyncio.Semaphore(_CONNECTIONS)
         self.nonce = UNKNOWN_NONCE

@@ -23,6 +23,7 @@ from gateway.telemetry.metrics import Metrics
 from gateway.tiers.peers.asking import (
     AGE,
     ERROR,
+    ERROR_STATUS,
     HEAD_LENGTH,
     TIER,
     HeadQuestion,
@@ -293,9 +294,10 @@ class Near:
             return VersionChanged(f"{ref.bucket}/{ref.key} is another version now")
         if code == "TierUnavailable":
             return OriginLost(answer.member.id)
-        if code is not None:
+        status = answer.headers.get(ERROR_STATUS, "")
+        if code is not None and status.isascii() and status.isdigit():
             message = await answer.read(min(answer.left_bytes, _ERROR_BYTES))
-            return from_code(code, answer.status, message.decode("utf-8", "replace"))
+            return from_code(code, int(status), message.decode("utf-8", "replace"))
         return NotThere(f"{answer.member.id}: {answer.status}")
 
     def _malformed(self, answer: PeerAnswer, why: object) -> PeerFailed:
