@@ -311,6 +311,13 @@ class _Lent:
             self._line.wires.give_back(self.wire, self._line.endpoint, reusable=usable)
 
 
+def _endpoint(member: Member) -> Endpoint:
+    host, _, port = member.peers.rpartition(":")
+    if not (host and port.isascii() and port.isdigit() and 0 < int(port) < 65_536):
+        raise PeerFailed(member, "connect", "it does not say where it can be asked")
+    return Endpoint(host.strip("[]"), int(port), tls=False)
+
+
 def _request(method: str, target: str, host: str, headers: Mapping[str, str], body: bytes) -> bytes:
     lines = [f"{method} {target} HTTP/1.1", f"host: {host}"]
     lines += [f"{name}: {value}" for name, value in headers.items()]
