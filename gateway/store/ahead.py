@@ -117,7 +117,7 @@ class Ahead:
         self._now = now
         self._elsewhere = elsewhere
         self._crossed = 0
-        self._pace = Pace(first_chunks=_FIRST_ELSEWHERE if elsewhere else 1)
+        self._pace = Pace(first_chunks=_FIRST_ELSEWHERE) if elsewhere else Pace()
         self._number = 0
         self._current: Coming | None = None
         # Chunks on their way or here, which the reader has not come to yet.
