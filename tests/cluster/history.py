@@ -51,8 +51,18 @@ class Violation:
     around: tuple[Operation, ...]
 
     def __str__(self) -> str:
-        lines = [f"{self.key}: {self.why}", *(_line(each, self.culprit) for each in self.around)]
+        lines = [f"{self.key}: {self.why}", *(self._line(each) for each in self.around)]
         return "\n".join(lines)
+
+    def _line(self, each: Operation) -> str:
+        mark = ">" if each is self.culprit else " "
+        ended = "never    " if each.answered is None else f"{each.answered:9.3f}"
+        source = f" from {each.source}" if each.source else ""
+        value = each.shows.get(self.key) if each.what == "list" else each.value
+        return (
+            f"  {mark} {each.asked:9.3f} to {ended} client {each.client:2} by n{each.node + 1}: "
+            f"{each.what} {each.key}{source} {value or '-'}"
+        )
 
 
 @dataclass(frozen=True)
@@ -254,24 +264,15 @@ def _explain(key: str, culprit: _Step, steps: list[_Step], initial: Value) -> Vi
             why = f"stale: asked {late:.3f} s after a {missed} was acknowledged"
         else:
             why = "no order of the writes explains this read"
-    near = [
-        step.told
-        for step in steps
-        if step.writes and step.asked <= culprit.answered and step.answered >= culprit.asked - 30
-    ]
-    around = sorted({id(each): each for each in (*near[-12:], culprit.told)}.values(), key=_asked)
+
+    def near(each: _Step, seconds: float) -> bool:
+        return each.asked <= culprit.answered and each.answered >= culprit.asked - seconds
+
+    told = [step.told for step in steps if step.writes and near(step, 30)][-12:]
+    told += [step.told for step in steps if not step.writes and near(step, 2)][-20:]
+    around = sorted({id(each): each for each in (*told, culprit.told)}.values(), key=_asked)
     return Violation(key, why, culprit.told, tuple(around))
 
 
 def _asked(operation: Operation) -> float:
     return operation.asked
-
-
-def _line(each: Operation, culprit: Operation) -> str:
-    mark = ">" if each is culprit else " "
-    ended = "   never " if each.answered is None else f"{each.answered:9.3f}"
-    source = f" from {each.source}" if each.source else ""
-    return (
-        f"  {mark} {each.asked:9.3f} to {ended} client {each.client:2} by n{each.node + 1}: "
-        f"{each.what} {each.key}{source} {each.value or '-'}"
-    )
