@@ -1,6 +1,5 @@
 """What goes wrong in a soak, when and where: decided by a seed, done to a fleet, undone again."""
 
-import contextlib
 import os
 import random
 import subprocess
@@ -9,7 +8,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 
 from tests.cluster.fleet import Fleet
 from tests.faulty import Fault
@@ -161,25 +159,22 @@ def schedule(seed: int, seconds: float, nodes: int) -> list[Injury]:
 
 
 def inflict(
-    fleet: Fleet, injuries: list[Injury], tell: Callable[[str], None], stop: threading.Event
+    fleet: Fleet,
+    injuries: list[Injury],
+    tell: Callable[[str], None],
+    stop: threading.Event,
+    suffered: list[tuple[str, float, float]],
 ) -> None:
-    """All of a lane's, in their time; returns when the last is over."""
+    """All of a lane's, in their time; returns when the last is over. Adds to `suffered` what it
+    was, and from when to when."""
     begun = time.monotonic()
     for injury in injuries:
         if stop.wait(max(0.0, begun + injury.at_seconds - time.monotonic())):
             return
-        tell(f"{time.monotonic():.3f} {injury}")
+        since = time.monotonic()
+        tell(f"{since:.3f} {injury}")
         _, fault = (NODE_FAULTS | SHARED_FAULTS)[injury.what]
         with fault(fleet, injury.node, injury.for_seconds):
             stop.wait(injury.for_seconds)
+        suffered.append((injury.what, since, time.monotonic()))
         tell(f"{time.monotonic():.3f} over: {injury.what}")
-
-
-def mounts_under(folder: Path) -> list[str]:
-    with contextlib.suppress(OSError):
-        return [
-            line.split()[1]
-            for line in Path("/proc/mounts").read_text().splitlines()
-            if line.split()[1].startswith(str(folder))
-        ]
-    return []
