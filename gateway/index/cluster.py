@@ -122,6 +122,11 @@ class Link:
             raise CoordinatorUnavailable(f"{having} of {replicas} replicas have what was written")
         return answer
 
+    async def entries(self, stream: str, first: str, last: str, *, limit: int) -> list[Entry]:
+        """What lies in a stream from `first` to `last`, at most so many; "(" excludes."""
+        rows = await self.command("XRANGE", stream, first, last, "COUNT", limit)
+        return [(each[0], _fields(each[1])) for each in rows]
+
     async def read(
         self, streams: Sequence[tuple[str, str]], *, wait_seconds: float, limit: int = 1000
     ) -> dict[bytes, list[Entry]]:
