@@ -1,10 +1,11 @@
-"""Filling ahead of a reader that walks through a large cold object.
+"""Bringing in ahead of a reader that walks through a large object.
 
 One stream of an origin is slower than most readers. So the chunks that follow the reader's are
-filled beside it, as many as it takes: more while the reader waits and more of them bring more
-bytes a second, fewer while it does not wait. A reader that takes its time never waits, and has
-nothing filled ahead. Nothing is filled past the range asked for, nor once the reader has left, and
-all readers together stay within their lane's budget.
+brought in beside it (filled here, or begun at the node where they are at home), as many as it
+takes: more while the reader waits and more of them bring more bytes a second, fewer while it does
+not wait. A reader that takes its time never waits, and has nothing brought in ahead. Nothing is
+past the range asked for, nor once the reader has left, and all readers together stay within
+budgets.
 
 `Pace` decides, from what was measured; `Ahead` measures and acts.
 """
@@ -12,12 +13,14 @@ all readers together stay within their lane's budget.
 from collections.abc import Callable
 from time import monotonic
 
-from gateway.model.objects import ObjectVersion
+from gateway.model.objects import ObjectVersion, Span
 from gateway.model.ranges import ByteRange, span
-from gateway.store.fill import Filler, FollowingReader
-from gateway.tiers.protocol import Origin
+from gateway.store.direct import DirectReader
+from gateway.store.fill import FollowingReader
 
 _MOST_CHUNKS = 16
+# Another node's fill costs this one nothing.
+_FIRST_ELSEWHERE = 4
 # Of the time looked at: from here on a reader waits, below there it does not.
 _WAITS = 0.1
 _WAITS_NOT = 0.02
@@ -34,10 +37,12 @@ _BEGIN_SECONDS = 1.0
 
 
 class Pace:
-    """How many `chunks` are to be on their way ahead of one reader."""
+    """How many `chunks` are to be on their way ahead of one reader: `first_chunks` once it waits,
+    and then twice as many each time."""
 
-    def __init__(self, most_chunks: int = _MOST_CHUNKS) -> None:
+    def __init__(self, most_chunks: int = _MOST_CHUNKS, *, first_chunks: int = 1) -> None:
         self._most_chunks = most_chunks
+        self._first_chunks = first_chunks
         self.chunks = 0
         # What the last step up came from: the chunks and the rate then.
         self._tried: tuple[int, float] | None = None
@@ -57,7 +62,7 @@ class Pace:
             self._calm = 0
             if not self._rest and self.chunks < self._most_chunks:
                 self._tried = (self.chunks, rate)
-                self.chunks = min(max(1, 2 * self.chunks), self._most_chunks)
+                self.chunks = min(max(self._first_chunks, 2 * self.chunks), self._most_chunks)
         elif waited <= _WAITS_NOT:
             self._calm += 1
             # Waiting may come with the next chunk: look at some of them first.
@@ -82,34 +87,45 @@ class Pace:
         return False
 
 
+Coming = FollowingReader | DirectReader
+
+
 class Ahead:
-    """Fills ahead of one reader of `wanted`, from the chunk it has come to on."""
+    """Brings in ahead of one reader of `wanted`, from the chunk it has come to on. `begin` gives a
+    reader of a chunk that begins to come in; None where no more may. `holds`: it is here.
+
+    `elsewhere`: chunks may come in at other nodes. How much of them has come is not seen from here,
+    only how fast the reader gets on; and that only over as many chunks as are brought in at once.
+    """
 
     def __init__(
         self,
-        filler: Filler,
-        origin: Origin,
+        begin: Callable[[Span], Coming | None],
+        holds: Callable[[Span], bool],
         version: ObjectVersion,
         wanted: ByteRange,
         *,
         chunk_size_bytes: int,
+        elsewhere: bool = False,
         now: Callable[[], float] = monotonic,
     ) -> None:
-        self._filler = filler
-        self._origin = origin
+        self._begin = begin
+        self._holds = holds
         self._version = version
         self._stop = wanted.stop
         self._chunk_bytes = chunk_size_bytes
         self._now = now
-        self._pace = Pace()
+        self._elsewhere = elsewhere
+        self._crossed = 0
+        self._pace = Pace(first_chunks=_FIRST_ELSEWHERE if elsewhere else 1)
         self._number = 0
-        self._current: FollowingReader | None = None
+        self._current: Coming | None = None
         # Chunks on their way or here, which the reader has not come to yet.
-        self._coming: dict[int, FollowingReader] = {}
+        self._coming: dict[int, Coming] = {}
         self._passed_bytes = 0
         self._begin_look(settled=True)
 
-    def reader(self, number: int) -> FollowingReader | None:
+    def reader(self, number: int) -> Coming | None:
         """The reader of a chunk that was filled ahead, which the walk has now come to; None where
         it was not, or where that failed."""
         reader = self._coming.pop(number, None)
@@ -118,13 +134,14 @@ class Ahead:
         self.reached(number, reader)
         return reader
 
-    def reached(self, number: int, reader: FollowingReader) -> None:
+    def reached(self, number: int, reader: Coming) -> None:
         """The walk has come to chunk `number`, which comes in through `reader`."""
         if self._current is not None:
             self._passed_bytes += self._current.received_bytes
             self._current.on_wait = None
         self._number, self._current = number, reader
         reader.on_wait = self._waited
+        self._crossed += 1
         self._look(crossing=True)
         self._top_up()
 
@@ -148,9 +165,9 @@ class Ahead:
             if number * self._chunk_bytes >= self._stop:
                 return
             ahead = span(self._version, number, self._chunk_bytes)
-            if self._filler.holds(ahead):
+            if self._holds(ahead):
                 continue
-            reader = self._filler.ahead(ahead, self._origin)
+            reader = self._begin(ahead)
             if reader is None:
                 return
             self._coming[number] = reader
@@ -166,6 +183,8 @@ class Ahead:
             if seconds > _BEGIN_SECONDS or all(each.begun for each in self._coming.values()):
                 self._begin_look(settled=True)
             return False
+        if self._elsewhere and self._crossed <= self._pace.chunks:
+            return False
         arrived_bytes = self._arrived() - self._arrived_before
         if not crossing and arrived_bytes < _LOOK_BYTES * (1 + len(self._coming)):
             return False
@@ -176,6 +195,7 @@ class Ahead:
         return changed
 
     def _begin_look(self, *, settled: bool) -> None:
+        self._crossed = 0
         self._began = self._now()
         self._arrived_before = self._arrived()
         self._waited_seconds = 0.0
