@@ -10,6 +10,7 @@ import errno
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Protocol
 
 import lmdb
 import msgspec
@@ -63,11 +64,28 @@ class DiskUsage(Struct, frozen=True, kw_only=True):
     degraded: Reason | None
 
 
+class HoldingObserver(Protocol):
+    """Hears of what the disk holds, as its index has it. Called on the event loop; must be quick,
+    and must not raise."""
+
+    def opened(self, index: HeldIndex) -> None:
+        """The folder is open and holds what the index says, over restarts."""
+        ...
+
+    def changed(self, table: Table, key: bytes, before: bytes | None, now: bytes | None) -> None:
+        """A chunk or small object came, was replaced, or went; of each its record in the index."""
+        ...
+
+    def closed(self) -> None:
+        """The disk is gone, and all that was on it."""
+        ...
+
+
 class DiskTier:
     """The cache on this node's disk. One event loop; `start` before anything else.
 
     `on_index` is told which file is the index while what it says of objects can be believed by
-    other processes, and None before it no longer can.
+    other processes, and None before it no longer can. `observer` hears of what is held.
     """
 
     def __init__(
@@ -78,8 +96,10 @@ class DiskTier:
         now: Callable[[], float] = time.monotonic,
         look_seconds: float = _LOOK_SECONDS,
         on_index: Callable[[Path | None], None] = lambda _: None,
+        observer: HoldingObserver | None = None,
     ) -> None:
         self._config = config
+        self._observer = observer
         self._on_index = on_index
         self._metrics = metrics
         self._now = now
@@ -337,6 +357,9 @@ class DiskTier:
             return
         self._health.recovered()
         self._on_index(folder.index_path)
+        if self._observer is not None:
+            index.observe(self._observer.changed)
+            self._observer.opened(index)
         log.info("cache open", path=str(self._config.path), bytes=holding.room.used_bytes)
 
     def _open_index(self, folder: Folder, blind: bool) -> tuple[HeldIndex, Found]:
@@ -367,6 +390,8 @@ class DiskTier:
     async def _detach(self) -> None:
         # From here on writes are not noted in the index.
         self._on_index(None)
+        if self._observer is not None and self._holding is not None:
+            self._observer.closed()
         await self._let_go_of_folder()
 
     async def _let_go_of_folder(self) -> None:

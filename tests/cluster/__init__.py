@@ -1,0 +1,1 @@
+"""The gateway as a process, met as its users meet it."""
