@@ -19,6 +19,7 @@ from gateway.admin.origins import OriginWatch
 from gateway.admin.report import NodeReport
 from gateway.admin.server import AdminServer
 from gateway.config import Config, DirectoryOriginConfig, Secret, admin_url, read_secret, s3_url
+from gateway.joining import Joining
 from gateway.s3.doors import Door, TcpDoor
 from gateway.s3.entry import authenticator_of
 from gateway.s3.server import S3Server, object_server
@@ -45,7 +46,8 @@ log = structlog.get_logger()
 class Parts:
     """What answers requests, whoever lets them in: everything of a node but its two ports.
 
-    `observer` is told what is believed of objects, `on_index` which index may be.
+    `observer` is told what is believed of objects, `on_index` which index may be, `on_trust` until
+    when either is good.
     """
 
     def __init__(
@@ -54,13 +56,17 @@ class Parts:
         *,
         observer: Observer | None = None,
         on_index: Callable[[Path | None], None] = lambda _: None,
+        on_trust: Callable[[float], None] = lambda _: None,
     ) -> None:
         self.config = config
         self.metrics = Metrics()
+        cluster = config.cluster
+        self.joining = Joining(config, cluster, self.metrics) if cluster is not None else None
+        trusted_until = self.joining.trusted_until if self.joining is not None else None
         self.disk = DiskTier(config.cache, self.metrics, on_index=on_index)
         self.indexes = IndexFiles(config.cache.path / "packs", self.disk.take_beside)
         self.origins: dict[str, PackedOrigin] = {}
-        self.handing = Handing(config.node.id, self.disk, self.origins)
+        self.handing = Handing(config.node.id, self.disk, self.origins, trusted_until=trusted_until)
         for name in config.origins:
             self.origins[name] = PackedOrigin(
                 _origin(config, name, self.metrics),
@@ -73,7 +79,17 @@ class Parts:
         self.filler = Filler(
             self.disk, self.metrics, small_object_limit_bytes=config.cache.small_object_limit
         )
-        versions = VersionTable(now=time.monotonic, observer=observer)
+        versions = VersionTable(now=time.monotonic, observer=observer, trusted_until=trusted_until)
+        buckets = BucketTable(config, self.origins, packs=self.origins)
+        changes = None
+        if self.joining is not None:
+            changes = self.joining.attach(
+                versions,
+                self.disk,
+                self.origins,
+                immutable=buckets.immutable,
+                on_trust=on_trust,
+            )
 
         def service(buckets: BucketTable, handing: Handing | None) -> ObjectService:
             return ObjectService(
@@ -82,10 +98,10 @@ class Parts:
                 filler=self.filler,
                 versions=versions,
                 cache=config.cache,
+                changes=changes,
                 handing=handing,
             )
 
-        buckets = BucketTable(config, self.origins, packs=self.origins)
         self.service = service(buckets, self.handing)
         # The same tables, so that a write through either is seen by the other at once.
         past = {name: origin.past_packs for name, origin in self.origins.items()}
@@ -126,6 +142,7 @@ class Parts:
                 state=state,
                 s3_url=s3_url,
                 origins=OriginWatch(self.origins, now=time.monotonic),
+                joining=self.joining,
             ),
             metrics=self.metrics,
             on_drain=on_drain,
@@ -141,11 +158,21 @@ class Parts:
         await self.indexes.start()
         await self.handing.start()
 
+    async def join(self, *, s3: str, admin: str) -> None:
+        """Becomes a member of the cluster, where there is one. Claimed: another node that is alive
+        has this one's id."""
+        if self.joining is not None:
+            # What an earlier run of this node handed to readers must be over first.
+            await self.handing.settled()
+            await self.joining.start(peers="", s3=s3, admin=admin, owns_folder=self.disk.accepting)
+
     async def stop(self) -> None:
         """Call when nothing is in flight any more."""
         await self.handing.close()
         await self.past_packs.close()
         await self.service.close()
+        if self.joining is not None:
+            await self.joining.stop()
         await self.disk.close()
         for origin in self.origins.values():
             await origin.close()
@@ -187,6 +214,7 @@ class Node:
         await self.admin.start()
         await self.parts.start()
         await self.s3.start()
+        await self.parts.join(s3=self.s3_url, admin=self.admin_url)
         self.state = "serving"
         log.info("serving", node=self.config.node.id, s3=self.s3_url, admin=self.admin_url)
 

@@ -2,13 +2,25 @@
 
 from collections.abc import Callable
 from importlib.metadata import version
-from typing import Any
+from typing import Any, Protocol
 
 from gateway.admin.origins import OriginWatch
+from gateway.cluster.members import Members
 from gateway.config import NodeConfig
 from gateway.store.service import ObjectService
 from gateway.telemetry.metrics import Metrics
 from gateway.tiers.disk import DiskTier
+
+
+class Joins(Protocol):
+    """What makes this node one of several."""
+
+    @property
+    def members(self) -> Members: ...
+
+    def refresh(self) -> None:
+        """Brings the gauges up to now."""
+        ...
 
 
 class NodeReport:
@@ -24,7 +36,9 @@ class NodeReport:
         state: Callable[[], str],
         s3_url: Callable[[], str],
         origins: OriginWatch,
+        joining: Joins | None = None,
     ) -> None:
+        self._joining = joining
         self._node = node
         self._disk = disk
         self._service = service
@@ -97,4 +111,7 @@ class NodeReport:
         usage = self._disk.usage()
         self._metrics.cache_bytes.set(usage.bytes)
         self._metrics.cache_capacity_bytes.set(usage.capacity_bytes)
-        self._metrics.members.set(1)
+        if self._joining is not None:
+            self._joining.refresh()
+        else:
+            self._metrics.members.set(1)

@@ -11,7 +11,7 @@ CoordinatorUnavailable; a script refuses by what it returns.
 
 import asyncio
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
@@ -42,16 +42,23 @@ class Script:
 
 
 class Link:
-    """Connections to Redis. `name` is the cluster's: what several share a Redis by."""
+    """Connections to Redis. `name` is the cluster's: what several share a Redis by. `count` hears
+    how many commands are sent."""
 
-    def __init__(self, url: str, name: str, *, patience_seconds: float = _PATIENCE_SECONDS) -> None:
+    def __init__(
+        self,
+        url: str,
+        name: str,
+        *,
+        patience_seconds: float = _PATIENCE_SECONDS,
+        count: Callable[[int], None] = lambda _: None,
+    ) -> None:
         self._url = url
         self._tag = "{" + name + "}"
         self._patience_seconds = patience_seconds
         self._client: Any = None
         self._waiting: Any = None
-        # What was asked of Redis, for those who count it.
-        self.commands_sent = 0
+        self._count = count
 
     def key(self, *parts: str) -> str:
         """A key of this cluster's."""
@@ -71,7 +78,7 @@ class Link:
     async def command(self, *words: Word) -> Any:
         """The answer to one command, as bytes, integers and lists."""
         async with _Failing(self._patience_seconds):
-            self.commands_sent += 1
+            self._count(1)
             return await self._client.execute_command(*words)
 
     async def commands(self, commands: Sequence[Sequence[Word]]) -> list[Any]:
@@ -79,22 +86,41 @@ class Link:
         if not commands:
             return []
         async with _Failing(self._patience_seconds):
-            self.commands_sent += len(commands)
+            self._count(len(commands))
             pipeline = self._client.pipeline(transaction=False)
             for words in commands:
                 pipeline.execute_command(*words)
             answers: list[Any] = await pipeline.execute()
             return answers
 
-    async def script(self, script: Script, keys: Sequence[str], arguments: Sequence[Word]) -> Any:
-        """What a script returns."""
+    async def script(
+        self,
+        script: Script,
+        keys: Sequence[str],
+        arguments: Sequence[Word],
+        *,
+        replicas: int = 0,
+    ) -> Any:
+        """What a script returns, once so many replicas have what it wrote."""
         words = (len(keys), *keys, *arguments)
         async with _Failing(self._patience_seconds):
-            self.commands_sent += 1
+            self._count(1)
             try:
-                return await self._client.execute_command("EVALSHA", script.sha, *words)
+                return await self._run(("EVALSHA", script.sha, *words), replicas)
             except NoScriptError:
-                return await self._client.execute_command("EVAL", script.text, *words)
+                return await self._run(("EVAL", script.text, *words), replicas)
+
+    async def _run(self, words: Sequence[Word], replicas: int) -> Any:
+        if not replicas:
+            return await self._client.execute_command(*words)
+        # WAIT speaks of what its own connection has written.
+        pipeline = self._client.pipeline(transaction=False)
+        pipeline.execute_command(*words)
+        pipeline.execute_command("WAIT", replicas, int(self._patience_seconds * 500))
+        answer, having = await pipeline.execute()
+        if having < replicas:
+            raise CoordinatorUnavailable(f"{having} of {replicas} replicas have what was written")
+        return answer
 
     async def read(
         self, streams: Sequence[tuple[str, str]], *, wait_seconds: float, limit: int = 1000
@@ -103,7 +129,7 @@ class Link:
         words: list[Word] = ["XREAD", "COUNT", limit, "BLOCK", max(1, int(wait_seconds * 1000))]
         words += ["STREAMS", *(key for key, _ in streams), *(last for _, last in streams)]
         async with _Failing(self._patience_seconds + wait_seconds):
-            self.commands_sent += 1
+            self._count(1)
             raw = await self._waiting.execute_command(*words)
         return _streams(raw)
 
@@ -127,7 +153,7 @@ class _Failing:
             await self._timeout.__aexit__(kind, error, trace)
         except TimeoutError as late:
             raise CoordinatorUnavailable("Redis does not answer in time") from late
-        if isinstance(error, (RedisError, OSError)):
+        if isinstance(error, (RedisError, OSError)) and not isinstance(error, NoScriptError):
             raise CoordinatorUnavailable(f"Redis: {error}") from error
         if error is None and _cancellations() > self._cancelled_before:
             raise asyncio.CancelledError

@@ -1,6 +1,6 @@
 """The bodies of uploads, as a promise every consumer can rely on."""
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Protocol
 
 from gateway.model.checksums import encode, hasher
@@ -46,6 +46,53 @@ class Body(Protocol):
         XAmzContentSHA256Mismatch, InvalidDigest, RequestTimeout.
         """
         ...
+
+
+class PassedBody:
+    """A body that is read through another one: a base for those that do something on the way."""
+
+    def __init__(self, body: Body) -> None:
+        self._body = body
+
+    @property
+    def length_bytes(self) -> int:
+        return self._body.length_bytes
+
+    @property
+    def announced_checksums(self) -> Mapping[str, str]:
+        return self._body.announced_checksums
+
+    @property
+    def trailing_algorithms(self) -> tuple[str, ...]:
+        return self._body.trailing_algorithms
+
+    @property
+    def content_md5(self) -> str | None:
+        return self._body.content_md5
+
+    @property
+    def checksums(self) -> Mapping[str, str]:
+        return self._body.checksums
+
+    async def read(self, limit_bytes: int = 262_144) -> bytes:
+        return await self._body.read(limit_bytes)
+
+
+class HeldBackBody(PassedBody):
+    """A body whose last block is not handed out before `ready` returns: until then nobody can have
+    made a whole object of it. What `ready` raises, reading raises."""
+
+    def __init__(self, body: Body, ready: Callable[[], Awaitable[None]]) -> None:
+        super().__init__(body)
+        self._ready = ready
+        self._read_bytes = 0
+
+    async def read(self, limit_bytes: int = 262_144) -> bytes:
+        block = await self._body.read(limit_bytes)
+        self._read_bytes += len(block)
+        if self._read_bytes >= self._body.length_bytes:
+            await self._ready()
+        return block
 
 
 class BytesBody:

@@ -8,7 +8,7 @@ import msgspec
 import structlog
 
 from gateway.app import Parts
-from gateway.config import Config
+from gateway.config import Config, admin_url
 from gateway.processes.control import Asked, ChildEnd, Order, Prepared, Ready, Start
 from gateway.processes.run_folder import remove
 from gateway.s3.tunnel_end import TunnelDoor, TunnelledConnection, tunnel_limits
@@ -33,14 +33,20 @@ class Keeper:
         self._folder = Path(start.folder)
         self._lines = 0
         self._state = "starting"
+        self._s3_url = start.s3_url
         self._ordered = asyncio.Event()
         self._alone = asyncio.Event()
         self._no_lines = asyncio.Event()
         self._go = asyncio.Event()
         if not start.stands_by:
             self._go.set()
-        self._heads = SharedHeads(start.heads)
-        parts = self._parts = Parts(config, observer=self._heads, on_index=self._mark_index)
+        self._heads = SharedHeads(start.heads, unbounded=config.cluster is None)
+        parts = self._parts = Parts(
+            config,
+            observer=self._heads,
+            on_index=self._mark_index,
+            on_trust=self._heads.trust,
+        )
         self._door = TunnelDoor(
             socket.socket(fileno=start.tunnels),
             leaving_seconds=config.s3.limits.drain_timeout_seconds,
@@ -80,6 +86,7 @@ class Keeper:
             await self._admin.start()
             await self._parts.start()
             await self._s3.start()
+            await self._parts.join(s3=self._s3_url, admin=admin_url(self._config, self._admin.port))
             self._state = "serving"
             self._control.tell(Ready())
             await self._ordered.wait()

@@ -72,6 +72,11 @@ class BucketTable:
         self._listed = {entry[0]: self._bucket(*entry) for entry in listed}
 
     @property
+    def immutable(self) -> frozenset[tuple[str, str]]:
+        """Origins and buckets of theirs of which some bucket is immutable."""
+        return frozenset(self._immutable)
+
+    @property
     def listed(self) -> tuple[Bucket, ...]:
         """The buckets named in the configuration."""
         return tuple(self._listed.values())

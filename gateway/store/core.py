@@ -7,13 +7,17 @@ from typing import Any
 
 import structlog
 
+from gateway.cluster.writing import Change, Changes, Unshared
 from gateway.config import CacheConfig
-from gateway.errors import FeedrackError
+from gateway.errors import FeedrackError, S3Error
 from gateway.model.objects import ObjectInfo, ObjectRef, Span
 from gateway.store.buckets import Bucket, BucketTable
 from gateway.store.fill import Filler
 from gateway.store.versions import Ticket, VersionTable
 from gateway.tiers.disk import DiskTier
+
+# For so long an origin may take to do what it was asked for by somebody who has stopped waiting.
+_DOUBT_SECONDS = 30.0
 
 log = structlog.get_logger()
 
@@ -29,12 +33,14 @@ class Core:
         filler: Filler,
         versions: VersionTable,
         cache: CacheConfig,
+        changes: Changes | None = None,
     ) -> None:
         self._buckets = buckets
         self._disk = disk
         self._filler = filler
         self._versions = versions
         self._cache = cache
+        self._changes = changes or Unshared()
         self._background: set[asyncio.Task[None]] = set()
 
     def bucket(self, name: str) -> Bucket:
@@ -49,6 +55,7 @@ class Core:
         """Ends what runs behind the answers; call when no request is in flight any more."""
         await self._filler.close()
         await self.settle()
+        await self._changes.close()
 
     async def settle(self) -> None:
         """Waits for what runs behind the answers given so far."""
@@ -57,9 +64,10 @@ class Core:
 
     @asynccontextmanager
     async def _writing(self, bucket: Bucket, keys: Sequence[str]) -> AsyncIterator["Writing"]:
-        """Brackets a write of `keys`: begun before the origin hears of it, ended on any exit."""
+        """Brackets a write of `keys`: begun before the origin hears of it, ended on any exit. The
+        origin must not make it visible before `Writing.settled` has returned."""
         refs = [bucket.written_ref(key) for key in dict.fromkeys(keys)]
-        writing = Writing(self._versions, refs)
+        writing = Writing(self._versions, refs, self._changes.begin(refs))
         try:
             if bucket.immutable_to_some:
                 # Only then is what the disk remembers ever believed unasked, so only then must
@@ -67,8 +75,12 @@ class Core:
                 for ticket in writing.tickets:
                     await self._disk.forget(ticket.ref)
             yield writing
-        finally:
-            writing.end()
+            await writing.confirm()
+        except BaseException as error:
+            refused = isinstance(error, S3Error) and error.status < 500
+            writing.end(unsure=not refused)
+            raise
+        writing.end()
 
     def _later(self, work: Coroutine[Any, Any, None], what: str) -> None:
         """Runs `work` behind the answer. Its failure costs speed only, so it is logged."""
@@ -96,8 +108,10 @@ class Core:
 class Writing:
     """The tickets of one write and what it taught."""
 
-    def __init__(self, versions: VersionTable, refs: Sequence[ObjectRef]) -> None:
+    def __init__(self, versions: VersionTable, refs: Sequence[ObjectRef], change: Change) -> None:
         self._versions = versions
+        self._change = change
+        self._released = False
         self.tickets: list[Ticket] = [versions.begin_write(ref) for ref in refs]
         self._learned: dict[ObjectRef, ObjectInfo] = {}
 
@@ -106,8 +120,30 @@ class Writing:
         if info is not None:
             self._learned[ref.current] = info
 
-    def end(self) -> None:
-        """Ends the write in the version table. Safe to call twice."""
+    async def settled(self) -> None:
+        """Returns once the origin may make it visible: nobody remembers what was there before.
+        CoordinatorUnavailable."""
+        await self._change.settled()
+        self._released = True
+
+    async def confirm(self) -> None:
+        """Returns once the client may be answered. CoordinatorUnavailable."""
+        if not self._released:
+            # An empty body may not have been read at all.
+            await self.settled()
+        await self._change.confirm()
+
+    def end(self, *, unsure: bool = False) -> None:
+        """Ends the write, here and for the others. `unsure`: the origin may still do what it was
+        asked for; nobody trusts anything of the keys until that is unlikely. Safe to call twice."""
+        if unsure and self._released:
+            self._change.end(after_seconds=_DOUBT_SECONDS)
+            asyncio.get_running_loop().call_later(_DOUBT_SECONDS, self._end_tickets)
+        else:
+            self._change.end()
+            self._end_tickets()
+
+    def _end_tickets(self) -> None:
         tickets, self.tickets = self.tickets, []
         for ticket in tickets:
             self._versions.end_write(ticket, self._learned.get(ticket.ref))

@@ -5,10 +5,10 @@ name only when the origin has given the version its ETag. Keeping never fails an
 disk will not take the bytes, what was staged is dropped and the object is simply not warm.
 """
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 
 from gateway.errors import TierFull, TierUnavailable
-from gateway.model.body import Body
+from gateway.model.body import Body, PassedBody
 from gateway.model.objects import ObjectVersion
 from gateway.model.ranges import span
 from gateway.tiers.disk import DiskTier, SpanWriter
@@ -111,32 +111,12 @@ class Staged:
             block = block[len(piece) :]
 
 
-class KeptBody:
+class KeptBody(PassedBody):
     """An upload's body that is staged as it is read."""
 
     def __init__(self, body: Body, staged: Staged) -> None:
-        self._body = body
+        super().__init__(body)
         self._staged = staged
-
-    @property
-    def length_bytes(self) -> int:
-        return self._body.length_bytes
-
-    @property
-    def announced_checksums(self) -> Mapping[str, str]:
-        return self._body.announced_checksums
-
-    @property
-    def trailing_algorithms(self) -> tuple[str, ...]:
-        return self._body.trailing_algorithms
-
-    @property
-    def content_md5(self) -> str | None:
-        return self._body.content_md5
-
-    @property
-    def checksums(self) -> Mapping[str, str]:
-        return self._body.checksums
 
     async def read(self, limit_bytes: int = 262_144) -> bytes:
         block = await self._body.read(limit_bytes)

@@ -43,6 +43,8 @@ class Listings(Uploads):
         where = self.bucket(bucket)
         if where.packs is not None:
             freshness = None if where.immutable else where.freshness_seconds
+            if not self._versions.trusts:
+                freshness = 0.0
             await where.packs.confirm(where.origin_bucket, prefix, freshness)
         return await where.origin.list_objects(
             where.origin_bucket, prefix=prefix, delimiter=delimiter, after=after, limit=limit
@@ -71,7 +73,8 @@ class Listings(Uploads):
     async def get_tags(self, bucket: str, key: str, version_id: str | None) -> _Tags:
         where = self.bucket(bucket)
         ref = where.ref(key, version_id)
-        if where.packs is not None and not self._versions.generation(ref):
+        sure = self._versions.trusts and not self._versions.generation(ref)
+        if where.packs is not None and sure:
             freshness = None if where.immutable else where.freshness_seconds
             tags = where.packs.known_tags(ref, freshness)
             if tags is not None:
@@ -83,12 +86,14 @@ class Listings(Uploads):
     ) -> None:
         """Replaces an object's tags. A write: the head answers a count of them."""
         where = self.bucket(bucket)
-        async with self._writing(where, [key]):
+        async with self._writing(where, [key]) as writing:
+            await writing.settled()
             await where.origin.put_tags(where.ref(key, version_id), tags)
 
     async def delete_tags(self, bucket: str, key: str, version_id: str | None) -> None:
         where = self.bucket(bucket)
-        async with self._writing(where, [key]):
+        async with self._writing(where, [key]) as writing:
+            await writing.settled()
             await where.origin.delete_tags(where.ref(key, version_id))
 
     async def get_bucket_tags(self, bucket: str) -> _Tags:
@@ -120,5 +125,6 @@ class Listings(Uploads):
         )
         if not writes or not request.key:
             return await where.origin.relay(sent, body)
-        async with self._writing(where, [request.key]):
+        async with self._writing(where, [request.key]) as writing:
+            await writing.settled()
             return await where.origin.relay(sent, body)

@@ -168,6 +168,8 @@ class Reads(Core):
         return _Look(known_object(ref, info), "origin")
 
     def _believed(self, bucket: Bucket, ref: ObjectRef) -> KnownObject | None:
+        if not self._versions.trusts:
+            return None
         freshness = None if bucket.immutable else bucket.freshness_seconds
         known = self._versions.believed(ref, freshness)
         if known is None and not self._versions.generation(ref):

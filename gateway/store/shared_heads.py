@@ -39,6 +39,8 @@ _PLACE_BYTES = (_SET_BYTES - _TAGS_BYTES) // _WAYS
 # Words of the header.
 _EPOCH = 0
 _MARK = 1
+_UNTIL = 2
+_FOR_EVER = (1 << 63) - 1
 
 _SEAL = struct.Struct("=Q")
 # What the seal covers besides the key and the epoch: time, length, and then the content.
@@ -85,10 +87,12 @@ def index_mark(file: tuple[int, int] | None, generation: int) -> int:
 class SharedHeads:
     """The writer's side: one at a time, from `begin` on.
 
-    It is what a `VersionTable` tells of what it remembers and drops; neither ever raises.
+    It is what a `VersionTable` tells of what it remembers and drops; neither ever raises. Where it
+    is not `unbounded`, readers believe nothing until `trust` says so, and not for longer.
     """
 
-    def __init__(self, descriptor: int) -> None:
+    def __init__(self, descriptor: int, *, unbounded: bool = True) -> None:
+        self._unbounded = unbounded
         self._map = mmap.mmap(descriptor, _SIZE_BYTES)
         self._words = memoryview(self._map).cast("Q")
         self._epoch = b""
@@ -96,10 +100,8 @@ class SharedHeads:
     def begin(self) -> None:
         """Voids what the memory holds. Call before anything else, when no other one lives."""
         self._words[_MARK] = 0
-        self._words[_EPOCH] = secrets.randbits(64)
-        self._epoch = bytes(self._map[:8])
-        # Nothing of it is believed any more: this only gives the memory back.
-        self._map.madvise(mmap.MADV_REMOVE, _HEADER_BYTES)
+        self._words[_UNTIL] = _FOR_EVER if self._unbounded else 0
+        self.dropped_all()
 
     def remembered(self, ref: ObjectRef, info: ObjectInfo, since: float) -> None:
         """Shares what `ref`'s key holds, as known since `since` (monotonic seconds). What does not
@@ -122,6 +124,17 @@ class SharedHeads:
     def dropped(self, ref: ObjectRef) -> None:
         """On return no reader that begins to look finds the key."""
         self._drop(object_key(ref))
+
+    def dropped_all(self) -> None:
+        """On return no reader finds anything that was shared until now."""
+        self._words[_EPOCH] = secrets.randbits(64)
+        self._epoch = bytes(self._map[:8])
+        # Nothing of it is believed any more: this only gives the memory back.
+        self._map.madvise(mmap.MADV_REMOVE, _HEADER_BYTES)
+
+    def trust(self, until: float) -> None:
+        """Lets readers believe, be it shared or in the index, until then (monotonic seconds)."""
+        self._words[_UNTIL] = max(0, int(until * 1e9))
 
     def mark_index(self, mark: int) -> None:
         """Lets readers believe the heads in the index of this mark (`index_mark`) from now on."""
@@ -202,9 +215,14 @@ class SharedHeadsView:
             seen = self._look(ref)
             if seen is None:
                 return None
+        if not self._trusts():
+            return None
         if freshness_seconds is not None and self._now() - seen.since >= freshness_seconds:
             return None
         return seen.known
+
+    def _trusts(self) -> bool:
+        return bool(self._now() * 1e9 < self._words[_UNTIL])
 
     def _look(self, ref: ObjectRef) -> _Seen | None:
         if ref.version_id is not None:
@@ -229,7 +247,7 @@ class SharedHeadsView:
 
     def believes_index(self, mark: int) -> bool:
         """Whether a head read *before* this call, from the index of this mark, may be believed."""
-        return mark != 0 and self._words[_MARK] == mark
+        return mark != 0 and self._words[_MARK] == mark and self._trusts()
 
     def close(self) -> None:
         self._words.release()

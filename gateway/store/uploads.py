@@ -187,6 +187,7 @@ class Uploads(Writes):
         where = self.bucket(bucket)
         ref = where.ref(key)
         async with self._writing(where, [key]) as writing:
+            await writing.settled()
             result = await where.origin.complete_upload(
                 ref,
                 upload_id,

@@ -17,7 +17,7 @@ table stays as small as what is in flight, plus a bounded number of remembered v
 """
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from msgspec import Struct
@@ -33,6 +33,7 @@ class Ticket(Struct, frozen=True, eq=False):
     generation: int
     drawn_at: float
     answers: int
+    epoch: int = 0
 
 
 class _InFlight(Struct):
@@ -58,11 +59,16 @@ class Observer(Protocol):
         """Nothing may be believed of the key any more, under any version id."""
         ...
 
+    def dropped_all(self) -> None:
+        """Nothing may be believed of any key any more."""
+        ...
+
 
 class VersionTable:
     """Remembered versions by key and version id, with the right to believe them.
 
-    `now` is a monotonic clock in seconds; `limit` bounds the keys remembered.
+    `now` is a monotonic clock in seconds; `limit` bounds the keys remembered. `trusted_until` says
+    until when what is remembered is good at all: for as long as other nodes tell of their writes.
     """
 
     def __init__(
@@ -71,14 +77,22 @@ class VersionTable:
         now: Callable[[], float],
         limit: int = 65_536,
         observer: Observer | None = None,
+        trusted_until: Callable[[], float] | None = None,
     ) -> None:
         self._now = now
+        self._trusted_until = trusted_until
+        self._epoch = 0
         self._limit = limit
         self._observer = observer
         self._known: OrderedDict[ObjectRef, dict[str | None, _Known]] = OrderedDict()
         self._in_flight: dict[ObjectRef, _InFlight] = {}
         self._kept_unseen: OrderedDict[ObjectRef, None] = OrderedDict()
         self._answers = 0
+
+    @property
+    def trusts(self) -> bool:
+        """Whether anything that this node remembers may be believed now."""
+        return self._trusted_until is None or self._now() < self._trusted_until()
 
     def trusted(self, ref: ObjectRef, freshness_seconds: float | None) -> ObjectInfo | None:
         """The version to believe without asking; `freshness_seconds` None believes for ever."""
@@ -89,7 +103,7 @@ class VersionTable:
         """As `trusted`, with the version's name."""
         versions = self._known.get(ref.current)
         known = versions.get(ref.version_id) if versions is not None else None
-        if known is None:
+        if known is None or not self.trusts:
             return None
         if freshness_seconds is not None and self._now() - known.since >= freshness_seconds:
             return None
@@ -124,7 +138,12 @@ class VersionTable:
     def valid(self, ticket: Ticket) -> bool:
         """Whether no write of the key began or ended since the ticket was drawn."""
         state = self._in_flight.get(ticket.ref.current)
-        return state is not None and not state.writers and state.generation == ticket.generation
+        return (
+            state is not None
+            and not state.writers
+            and state.generation == ticket.generation
+            and self._epoch == ticket.epoch
+        )
 
     def end_read(self, ticket: Ticket) -> None:
         self._leave(ticket.ref)
@@ -142,7 +161,11 @@ class VersionTable:
         known or the write failed. Says whether `info` is now remembered."""
         ref = ticket.ref
         state = self._in_flight[ref.current]
-        alone = state.writers == 1 and state.generation == ticket.generation
+        alone = (
+            state.writers == 1
+            and state.generation == ticket.generation
+            and self._epoch == ticket.epoch
+        )
         state.writers -= 1
         state.generation += 1
         self._leave(ref)
@@ -154,6 +177,18 @@ class VersionTable:
     def forget(self, ref: ObjectRef) -> None:
         """Believes nothing of the key any more: it was written past us."""
         self.end_write(self.begin_write(ref), None)
+
+    def missed(self, refs: Iterable[ObjectRef] | None) -> None:
+        """Writes of these keys may have gone by unnoticed (None: of any): nothing is believed of
+        them, and what was asked until now, of whatever key, teaches nothing."""
+        self._epoch += 1
+        if refs is not None:
+            for ref in refs:
+                self._drop(ref)
+            return
+        self._known.clear()
+        if self._observer is not None:
+            self._observer.dropped_all()
 
     def note_kept(self, ref: ObjectRef) -> None:
         """Notes that the bytes of the current version are kept though its head was never seen:
@@ -174,7 +209,7 @@ class VersionTable:
         return state
 
     def _ticket(self, ref: ObjectRef, state: _InFlight) -> Ticket:
-        return Ticket(ref, state.generation, self._now(), self._answers)
+        return Ticket(ref, state.generation, self._now(), self._answers, self._epoch)
 
     def _leave(self, ref: ObjectRef) -> None:
         state = self._in_flight[ref.current]

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from urllib.parse import urlencode
 
 from gateway.errors import InvalidRequest
-from gateway.model.body import Body, StreamedBody
+from gateway.model.body import Body, HeldBackBody, StreamedBody
 from gateway.model.conditions import (
     UNCONDITIONAL_WRITE,
     Conditions,
@@ -45,7 +45,8 @@ class Writes(Reads):
         staged = self._stage(where, body.length_bytes)
         try:
             async with self._writing(where, [key]) as writing:
-                result = await where.origin.put(ref, KeptBody(body, staged), headers, conditions)
+                kept_body = HeldBackBody(KeptBody(body, staged), writing.settled)
+                result = await where.origin.put(ref, kept_body, headers, conditions)
                 kept = await staged.publish(ObjectVersion(ref, result.etag, body.length_bytes))
                 writing.learned(ref, result.info)
         finally:
@@ -77,6 +78,7 @@ class Writes(Reads):
         target = where.ref(key)
         if source_where.origin is where.origin:
             async with self._writing(where, [key]) as writing:
+                await writing.settled()
                 result = await where.origin.copy(
                     source,
                     target,
@@ -118,7 +120,8 @@ class Writes(Reads):
     ) -> DeleteResult:
         """Deletes; a key that is not there is no error."""
         where = self.bucket(bucket)
-        async with self._writing(where, [key]):
+        async with self._writing(where, [key]) as writing:
+            await writing.settled()
             result = await where.origin.delete(where.ref(key, version_id), conditions)
         self._later(self._disk.forget(where.written_ref(key)), "forget")
         return result
@@ -129,7 +132,8 @@ class Writes(Reads):
         """Deletes up to 1,000 (key, version id); one result each, failures within."""
         where = self.bucket(bucket)
         keys = [key for key, _ in objects]
-        async with self._writing(where, keys):
+        async with self._writing(where, keys) as writing:
+            await writing.settled()
             results = await where.origin.delete_many(where.origin_bucket, objects)
         for key in dict.fromkeys(keys):
             self._later(self._disk.forget(where.written_ref(key)), "forget")

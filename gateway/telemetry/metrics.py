@@ -89,6 +89,19 @@ class Metrics:
         self.fills_in_flight = gauge("fills_in_flight", "Spans being filled now.")
         self.evicted_bytes = counter("evicted_bytes_total", "Bytes evicted from the cache.")
         self.members = state("members", "Nodes alive in the cluster.")
+        self.lease_seconds = state(
+            "lease_seconds", "What is left of this node's lease on what it remembers; 0: none."
+        )
+        self.changes_in_flight = state(
+            "changes_in_flight", "Writes of all nodes that are under way, as this one knows."
+        )
+        self.change_seconds = Histogram(
+            "feedrack_change_seconds",
+            "Time until every member had heard of a write of this node.",
+            buckets=_SECONDS,
+            registry=registry,
+        )
+        self.redis_commands = counter("redis_commands_total", "Commands sent to Redis.")
 
     def render(self) -> bytes:
         """The Prometheus text exposition of everything, over all processes of the node."""

@@ -247,6 +247,32 @@ class DiskTier:
             self._on_index(None)
             await self._threads.write(holding.folder.distrust)
 
+    async def forget_heads(self, origin: str, bucket: str) -> None:
+        """Forgets what is remembered of a bucket's objects, but keeps their bytes: whatever is
+        current is asked anew. As `forget`, for good."""
+        holding = self._holding
+        if holding is None:
+            return
+        ours = (origin, raw_text(bucket))
+        found: list[bytes] = []
+
+        def visit(key: bytes, raw: bytes) -> None:
+            try:
+                record = decode_object(raw)
+            except msgspec.MsgspecError:
+                found.append(key)
+                return
+            if (record.origin, record.bucket) == ours:
+                found.append(key)
+
+        await holding.index.flush()
+        await holding.index.scan(Table.OBJECTS, visit)
+        for key in found:
+            holding.index.delete(Table.OBJECTS, key)
+        if not await holding.index.flush():
+            self._on_index(None)
+            await self._threads.write(holding.folder.distrust)
+
     def take_beside(self, size_bytes: int) -> None:
         """So many bytes in all lie in the folder that are not the cache's to evict, and count."""
         before, self._beside_bytes = self._beside_bytes, size_bytes

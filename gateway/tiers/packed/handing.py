@@ -56,8 +56,11 @@ _wanted = msgspec.json.Decoder(Wanted)
 class _Leased:
     """A pack as one bucket sees it, and its page."""
 
-    def __init__(self, pack: Pack, freshness_seconds: float | None) -> None:
+    def __init__(
+        self, pack: Pack, freshness_seconds: float | None, unsure: Callable[[], bool]
+    ) -> None:
         self.pack = pack
+        self._unsure = unsure
         self.freshness_seconds = freshness_seconds
         self.page = WrittenPage()
         self.name = secrets.token_hex(16)
@@ -68,18 +71,24 @@ class _Leased:
     def tell(self) -> None:
         """Tells readers what is in use now, before anybody else is told."""
         view = self.pack.view
+        if self._unsure():
+            # Another node writes under it, or has: what it wrote is not known here yet.
+            self.page.believe(0)
         if view is None or not self.pack.takes_overrides:
             # Writes of its keys are not logged any more, so nothing would tell of them.
             self.page.tell(0, 0)
         else:
             self.page.tell(view.manifest.generation, view.overrides.through)
 
-    def renew(self, now: float) -> None:
-        """Lets readers believe for another while, where reads here would."""
+    def renew(self, now: float, trusted_until: float) -> None:
+        """Lets readers believe for another while, where reads here would, and no longer."""
         pack = self.pack
         if pack.view is None or not pack.takes_overrides or now - self.asked_at > _UNASKED_SECONDS:
             return
-        until = now + LEASE_SECONDS
+        if self._unsure():
+            pack.refresh()
+            return
+        until = min(now + LEASE_SECONDS, trusted_until)
         if self.freshness_seconds is not None:
             until = min(until, pack.confirmed_at + self.freshness_seconds)
             if now - pack.confirmed_at > self.freshness_seconds * _AHEAD:
@@ -102,7 +111,8 @@ class _Grant(NamedTuple):
 
 class Handing:
     """The offers of one node, and its socket. `now` is CLOCK_MONOTONIC in seconds: readers in other
-    processes look at the same clock."""
+    processes look at the same clock. `trusted_until`: until when other nodes tell this one of what
+    they write."""
 
     def __init__(
         self,
@@ -111,7 +121,9 @@ class Handing:
         origins: Mapping[str, PackedReading],
         *,
         now: Callable[[], float] = time.monotonic,
+        trusted_until: Callable[[], float] | None = None,
     ) -> None:
+        self._trusted_until = trusted_until or (lambda: float("inf"))
         self._node = node
         self._disk = disk
         self._origins = origins
@@ -175,7 +187,7 @@ class Handing:
         leased = []
         if self._socket is not None and freshness_seconds != 0:
             leased = [
-                self._lease(bucket, pack, freshness_seconds)
+                self._lease(bucket, self._origins[origin], origin_bucket, pack, freshness_seconds)
                 for pack in self._origins[origin].whole(origin_bucket, prefix)
                 if may(pack.prefix)
             ]
@@ -187,16 +199,25 @@ class Handing:
         offered = []
         for each in leased:
             each.asked_at = now
-            each.renew(now)
+            each.renew(now, self._trusted_until())
             described = self._described(each) if token else None
             if described is not None:
                 offered.append(described)
         return Offer(self._node, self._name, os.getuid(), own_clock(), token, tuple(offered))
 
-    def _lease(self, bucket: str, pack: Pack, freshness_seconds: float | None) -> _Leased:
+    def _lease(
+        self,
+        bucket: str,
+        origin: PackedReading,
+        origin_bucket: str,
+        pack: Pack,
+        freshness_seconds: float | None,
+    ) -> _Leased:
         leased = self._leased.get((bucket, pack))
         if leased is None:
-            leased = self._leased[bucket, pack] = _Leased(pack, freshness_seconds)
+            leased = self._leased[bucket, pack] = _Leased(
+                pack, freshness_seconds, lambda: origin.unsure(origin_bucket, pack)
+            )
         return leased
 
     def _described(self, leased: _Leased) -> OfferedPack | None:
@@ -231,7 +252,7 @@ class Handing:
         while True:
             now = self._now()
             for leased in self._leased.values():
-                leased.renew(now)
+                leased.renew(now, self._trusted_until())
             await asyncio.sleep(_RENEW_SECONDS)
 
     async def _accept(self, listening: socket.socket) -> None:

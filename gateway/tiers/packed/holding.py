@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable
 from gateway.model.objects import ObjectRef
 from gateway.model.reserved import PACKS
 from gateway.tiers.packed.appetite import Appetite
+from gateway.tiers.packed.elsewhere import Elsewhere
 from gateway.tiers.packed.files import IndexFiles
 from gateway.tiers.packed.known import BucketPacks, Pack
 from gateway.tiers.packed.view import PackedObject
@@ -37,6 +38,7 @@ class PacksHolder(Passing):
         self._settled = settled
         self._appetite = Appetite(limit_bytes)
         self._buckets: dict[str, BucketPacks] = {}
+        self.elsewhere = Elsewhere()
         self._past_packs = PastPacks(origin, on_put=self.noticed)
 
     @property
@@ -61,6 +63,35 @@ class PacksHolder(Passing):
         if key.startswith(PACKS) and bucket in self._buckets:
             self._buckets[bucket].noticed(key)
 
+    def changing(self, bucket: str, key: str) -> None:
+        """Another node changes the key from now on: until it has, nothing that its pack says of it
+        is believed, here or by readers that were handed the pack."""
+        self.elsewhere.begin(bucket, key)
+        pack = self._known(bucket, key)
+        if pack is not None:
+            pack.changed()
+
+    def changed(self, bucket: str, key: str) -> None:
+        """It has: its pack is confirmed before it is believed again."""
+        self.elsewhere.end(bucket, key)
+        pack = self._known(bucket, key)
+        if pack is not None:
+            pack.doubt()
+        self.noticed(bucket, key)
+
+    def missed(self) -> None:
+        """Other nodes may have changed anything."""
+        for packs in self._buckets.values():
+            packs.doubt()
+
+    def unsure(self, bucket: str, pack: Pack) -> bool:
+        """Whether other nodes may have written under the pack since it was last looked at."""
+        return pack.doubted or self.elsewhere.under(bucket, pack.prefix)
+
+    def _known(self, bucket: str, key: str) -> Pack | None:
+        packs = self._buckets.get(bucket)
+        return packs.find(key) if packs is not None else None
+
     def _packs(self, bucket: str) -> BucketPacks:
         packs = self._buckets.get(bucket)
         if packs is None:
@@ -80,10 +111,7 @@ class PacksHolder(Passing):
 
     def _find(self, ref: ObjectRef) -> Pack | None:
         """The pack of a key, as far as is known."""
-        packs = self._buckets.get(ref.bucket)
-        if packs is None or ref.version_id is not None:
-            return None
-        return packs.find(ref.key)
+        return self._known(ref.bucket, ref.key) if ref.version_id is None else None
 
     def _packed(self, ref: ObjectRef) -> PackedObject | None:
         """What a pack says of a key, as far as is known."""

@@ -90,6 +90,11 @@ class Pack:
         """Since when nothing may have changed without being known here."""
         return min(self.manifests.at, self.log.at)
 
+    @property
+    def doubted(self) -> bool:
+        """Whether something was changed that may not be known here yet."""
+        return self.confirmed_at == float("-inf")
+
     def ref(self, key: str) -> ObjectRef:
         """An object of the pack's own."""
         return ObjectRef(self._origin.name, self._bucket, key)
@@ -104,6 +109,12 @@ class Pack:
         """Returns once the highest manifest known is the one in use. TierUnavailable."""
         while self._used is not self.highest:
             await asyncio.shield(self._switching or self._begin_switch())
+
+    def doubt(self) -> None:
+        """Believes nothing that was known until now before it is confirmed."""
+        self.manifests.doubt()
+        self.log.doubt()
+        self.changed()
 
     def refresh(self) -> None:
         """Confirms behind the answer that is being given."""
@@ -282,6 +293,12 @@ class BucketPacks:
     def looked(self) -> bool:
         """Whether anything is known of the packs there are."""
         return self.places.at > float("-inf")
+
+    def doubt(self) -> None:
+        """Takes nothing for known that was looked at until now."""
+        self.places.doubt()
+        for pack in self._packs.values():
+            pack.doubt()
 
     async def known(self) -> None:
         """Knows of the packs there are, not older than a while. Raises only where nothing is known

@@ -64,11 +64,16 @@ class PackedOrigin(PackedWriting):
     async def confirm(self, bucket: str, prefix: str, freshness_seconds: float | None) -> None:
         packs = self._packs(bucket)
         await packs.known()
-        if freshness_seconds is None:
-            return
-        moment = self._now() - freshness_seconds
+        now = self._now()
+        asked = float("-inf") if freshness_seconds is None else now - freshness_seconds
         whole = [pack for pack in packs.under(prefix) if pack.view is not None]
-        await asyncio.gather(*(pack.confirm(moment) for pack in whole))
+        await asyncio.gather(
+            *(
+                pack.confirm(now if self.unsure(bucket, pack) else asked)
+                for pack in whole
+                if freshness_seconds is not None or self.unsure(bucket, pack)
+            )
+        )
 
     async def held_bytes(self, bucket: str, prefix: str, holds: Callable[[Span], bool]) -> int:
         packs = self._packs(bucket).under(prefix)

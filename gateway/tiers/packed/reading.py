@@ -56,6 +56,8 @@ class PackedReading(PacksHolder):
         pack = self._find(ref)
         if pack is None or pack.view is None:
             return None
+        if pack.doubted:
+            return None
         if freshness_seconds is not None:
             age_seconds = self._now() - pack.confirmed_at
             if age_seconds >= freshness_seconds:

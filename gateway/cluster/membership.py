@@ -1,0 +1,256 @@
+"""This node as a member: it joins, renews its lease, follows the stream of changes, and leaves.
+
+docs/coherence.md says why it holds. In short: what a node remembers it may trust until
+`trusted_until()`, a moment on its own monotonic clock, counted from before its last renewal was
+sent. Nothing here compares two nodes' clocks, and Redis's own is not asked.
+
+A *session* is one membership: one incarnation, in one process of Redis. If Redis is another process
+than it was (restarted, failed over), every session ends, and a new one begins with waiting until no
+lease of the old ones can stand: `quiet_until`.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Any
+
+import structlog
+from msgspec.structs import replace
+
+from gateway.cluster.changes import Run, Watch
+from gateway.cluster.entering import join
+from gateway.cluster.following import Following
+from gateway.cluster.members import Member, Members, encode_member
+from gateway.cluster.scripts import LEAVE, RENEW, UPDATE
+from gateway.cluster.session import MARGIN, Claimed, Expelled, Mark, Memory, Session, keys
+from gateway.config import ClusterConfig
+from gateway.errors import CoordinatorUnavailable
+from gateway.index.cluster import Link
+
+_PAUSE_SECONDS = 0.2
+# How often those are looked after that a write waits for.
+_HASTE_SECONDS = 0.25
+# How many others each member keeps an eye on: those next to it by id.
+_WATCHED = 2
+
+log = structlog.get_logger()
+
+
+class Membership:
+    """Keeps this node a member for as long as it runs. `on_trust` hears until when what is
+    remembered may be believed, each time that changes; 0: not at all."""
+
+    def __init__(
+        self,
+        link: Link,
+        config: ClusterConfig,
+        members: Members,
+        memory: Memory,
+        *,
+        on_trust: Callable[[float], None] = lambda _: None,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._link = link
+        self._config = config
+        self._member: Member | None = None
+        self._members = members
+        self._folder_token = ""
+        self._mark: Mark | None = None
+        self._on_trust = on_trust
+        self.now = now
+        self.following = Following(link, members, memory)
+        self._watch = Watch(config.lease_seconds * (1 + MARGIN))
+        self.session: Session | None = None
+        self._joined = asyncio.Event()
+        self._hurry = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._first: asyncio.Future[None] | None = None
+        self._leaving = False
+
+    # For the rest of the node
+    @property
+    def mark(self) -> Mark | None:
+        """How far this node has followed."""
+        return self.following.mark or self._mark
+
+    def trusted_until(self) -> float:
+        """Until when what this node remembers may be trusted; in the past while it may not."""
+        session = self.session
+        if session is None or not session.ready or session.lost:
+            return 0.0
+        if not session.established and self.now() < session.quiet_until:
+            return 0.0
+        return session.until
+
+    async def start(
+        self, member: Member, *, folder_token: str = "", mark: Mark | None = None
+    ) -> None:
+        """Joins, and stays. Claimed: another node of this id is alive. Without Redis the node
+        serves as it may, and joins once it can.
+
+        `mark`: how far this node had followed when it last ran. `folder_token` names the folder
+        that it has to itself: an earlier run with the same is known to be over."""
+        self._member, self._folder_token, self._mark = member, folder_token, mark
+        self._first = asyncio.get_running_loop().create_future()
+        self._task = asyncio.create_task(self._stay())
+        await asyncio.wait((self._first,), timeout=3 * self._config.lease_seconds)
+        if self._first.done():
+            self._first.result()
+        else:
+            log.warning("not a member yet", reason="Redis does not answer")
+
+    async def close(self) -> None:
+        """Leaves, so that nobody waits for this node's lease to end."""
+        self._leaving = True
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+        session = self.session
+        if session is not None and not session.lost:
+            self._lose(session, "left")
+            try:
+                await self._end_membership(session.run, "")
+            except CoordinatorUnavailable as error:
+                log.warning("membership not ended", reason=str(error))
+
+    async def joined(self) -> Session:
+        """The session, once there is one whose lease stands."""
+        while True:
+            session = self.session
+            if session is not None and not session.lost and self.now() < session.until:
+                return session
+            self._joined.clear()
+            await self._joined.wait()
+
+    async def update(self, **changed: Any) -> None:
+        """Tells the others something else of this node. CoordinatorUnavailable."""
+        if self._member is not None:
+            self._member = replace(self._member, **changed)
+        session = self.session
+        here = self._members.here()
+        if session is None or here is None:
+            return
+        member = replace(here, **changed)
+        await self._link.script(
+            UPDATE,
+            keys(self._link, session.run),
+            [*session.run, encode_member(member), self._config.changes_kept],
+        )
+
+    def hasten(self) -> None:
+        """A write waits: those it waits for are looked after sooner."""
+        self._hurry.set()
+
+    # Joining
+    async def _stay(self) -> None:
+        while True:
+            try:
+                await self._be_member()
+            except CoordinatorUnavailable as error:
+                log.info("not a member", reason=str(error))
+            except Claimed as error:
+                if self._first is not None and not self._first.done():
+                    self._first.set_exception(error)
+                    return
+                log.error("not a member", reason=str(error))  # noqa: TRY400
+            except asyncio.CancelledError:
+                raise
+            except Exception:  # a bug must not end the membership for good
+                log.exception("membership failed")
+            await asyncio.sleep(_PAUSE_SECONDS)
+
+    async def _be_member(self) -> None:
+        assert self._member is not None  # noqa: S101 - set by `start`
+        mark = self.following.mark or self._mark
+        joined = await join(self._link, self._config, self._member, self._folder_token, self.now)
+        session = self.session = joined.session
+        self._mark = mark
+        self.following.begin(joined)
+        renewing = asyncio.create_task(self._renew(session))
+        try:
+            await self.following.catch_up(session, joined, mark)
+            session.ready = True
+            self._tell_trust()
+            self._joined.set()
+            log.info("member", node=session.run.id, members=len(joined.members))
+            if self._first is not None and not self._first.done():
+                self._first.set_result(None)
+            following = asyncio.create_task(self.following.follow(session))
+            try:
+                await asyncio.wait((renewing, following), return_when=asyncio.FIRST_COMPLETED)
+                for task in (renewing, following):
+                    if task.done():
+                        task.result()
+            finally:
+                following.cancel()
+                await asyncio.gather(following, return_exceptions=True)
+        finally:
+            renewing.cancel()
+            await asyncio.gather(renewing, return_exceptions=True)
+            if not self._leaving:
+                self._lose(session, "lost")
+
+    # Staying
+    async def _renew(self, session: Session) -> None:
+        while not session.lost:
+            await self._renew_once(session)
+            try:
+                async with asyncio.timeout(self._config.renew_seconds):
+                    await self._hurry.wait()
+            except TimeoutError:
+                continue
+            self._hurry.clear()
+            if self.following.missing():
+                await asyncio.sleep(_HASTE_SECONDS)
+                if self.following.missing():
+                    self._hurry.set()
+
+    async def _renew_once(self, session: Session) -> None:
+        watched = self._watched(session.run)
+        sent = self.now()
+        quiet = session.established or sent >= session.quiet_until
+        try:
+            answer = await self._link.script(
+                RENEW,
+                keys(self._link, session.run),
+                [*session.run, 1 if quiet else 0, *(run.id for run in watched)],
+                replicas=self._config.redis_replicas,
+            )
+        except CoordinatorUnavailable as error:
+            log.info("lease not renewed", reason=str(error))
+            await asyncio.sleep(_PAUSE_SECONDS)
+            return
+        if answer[0] != b"renewed" or answer[1].decode() != session.process:
+            raise Expelled("this membership has been ended")
+        session.until = sent + self._config.lease_seconds
+        session.established = quiet
+        self._tell_trust()
+        self._joined.set()
+        self._watch.forget_others(set(watched))
+        for run, count in zip(watched, answer[2], strict=True):
+            if self._watch.saw(run, int(count), self.now()):
+                log.warning("member gone", member=run.id)
+                await self._end_membership(run, count.decode())
+
+    def _watched(self, me: Run) -> list[Run]:
+        """Those that are waited for, and the next ones by id."""
+        others = sorted(self.following.picture.runs() - {me})
+        after = [run for run in others if run.id > me.id]
+        ring = (after + others)[:_WATCHED]
+        return list(dict.fromkeys([*(self.following.missing() - {me}), *ring]))
+
+    async def _end_membership(self, run: Run, renewals: str) -> None:
+        named = [*keys(self._link, run), self._link.key("acks", *run)]
+        await self._link.script(LEAVE, named, [*run, renewals, self._config.changes_kept])
+
+    # Ends
+    def _lose(self, session: Session, why: str) -> None:
+        """From here on nothing that is remembered is trusted."""
+        session.lost = True
+        self._on_trust(0.0)
+        self.following.end()
+        log.info("membership over", node=session.run.id, why=why)
+
+    def _tell_trust(self) -> None:
+        self._on_trust(self.trusted_until())
