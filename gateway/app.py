@@ -20,6 +20,7 @@ from gateway.admin.report import NodeReport
 from gateway.admin.server import AdminServer
 from gateway.config import Config, DirectoryOriginConfig, Secret, admin_url, read_secret, s3_url
 from gateway.joining import Joining
+from gateway.listing import Listing
 from gateway.s3.doors import Door, TcpDoor
 from gateway.s3.entry import authenticator_of
 from gateway.s3.server import S3Server, object_server
@@ -63,7 +64,17 @@ class Parts:
         cluster = config.cluster
         self.joining = Joining(config, cluster, self.metrics) if cluster is not None else None
         trusted_until = self.joining.trusted_until if self.joining is not None else None
-        self.disk = DiskTier(config.cache, self.metrics, on_index=on_index)
+        self.listing = (
+            Listing(self.joining.link, self.joining.members, self.metrics)
+            if self.joining is not None
+            else None
+        )
+        self.disk = DiskTier(
+            config.cache,
+            self.metrics,
+            on_index=on_index,
+            observer=self.listing.observer if self.listing is not None else None,
+        )
         self.indexes = IndexFiles(config.cache.path / "packs", self.disk.take_beside)
         self.origins: dict[str, PackedOrigin] = {}
         self.handing = Handing(config.node.id, self.disk, self.origins, trusted_until=trusted_until)
@@ -143,6 +154,7 @@ class Parts:
                 s3_url=s3_url,
                 origins=OriginWatch(self.origins, now=time.monotonic),
                 joining=self.joining,
+                listing=self.listing,
             ),
             metrics=self.metrics,
             on_drain=on_drain,
@@ -165,12 +177,16 @@ class Parts:
             # What an earlier run of this node handed to readers must be over first.
             await self.handing.settled()
             await self.joining.start(peers="", s3=s3, admin=admin, owns_folder=self.disk.accepting)
+        if self.listing is not None:
+            self.listing.start()
 
     async def stop(self) -> None:
         """Call when nothing is in flight any more."""
         await self.handing.close()
         await self.past_packs.close()
         await self.service.close()
+        if self.listing is not None:
+            await self.listing.stop()
         if self.joining is not None:
             await self.joining.stop()
         await self.disk.close()

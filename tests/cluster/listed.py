@@ -36,7 +36,8 @@ class Listed:
     def __init__(
         self, redis: OneRedis, id_: str, members: Sequence[Member], now: Callable[[], float]
     ) -> None:
-        self.link = Link(redis.url, "test", patience_seconds=0.5)
+        self.commands_sent = 0
+        self.link = Link(redis.url, "test", patience_seconds=0.5, count=self._sent)
         self.members = Members(id_)
         self.holdings = Holdings()
         self.rebuilding = Rebuilding()
@@ -74,6 +75,9 @@ class Listed:
     def hold_small(self, version: ObjectVersion) -> None:
         record = SmallRecord(name_of(version), 1, 0, 0, 0, version.size_bytes, 0)
         self.holdings.changed(Table.SMALL, version.digest, None, encode(record))
+
+    def _sent(self, commands: int) -> None:
+        self.commands_sent += commands
 
     async def racks(self, version: ObjectVersion, number: int = 0) -> list[str]:
         return list(await self.directory.racks_holding(span(version, number, CHUNK_BYTES)))

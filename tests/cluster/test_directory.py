@@ -75,12 +75,12 @@ async def test_an_answer_serves_for_a_few_seconds_and_askers_share_it(redis: One
         clock.seconds += 10
         await a.reconciliation.close()
         await a.directory.close()
-        before = a.link.commands_sent
+        before = a.commands_sent
 
         answers = await asyncio.gather(*(a.racks(of, number) for number in range(8)))
 
         assert answers == [["r2"]] * 8
-        assert a.link.commands_sent - before == 1
+        assert a.commands_sent - before == 1
 
 
 async def test_without_redis_the_directory_knows_nothing_and_nothing_fails(
@@ -97,14 +97,14 @@ async def test_without_redis_the_directory_knows_nothing_and_nothing_fails(
 async def test_what_changes_at_once_is_told_in_one_batch(redis: OneRedis) -> None:
     async with listed(redis, "a", TWO, reconciling=False) as a:
         await until(lambda: _written(redis, "{test}:dir:token"))
-        before = a.link.commands_sent
+        before = a.commands_sent
 
         for number in range(400):
             a.hold(version(f"a/{number % 20}", 64), number // 20)
         await until(lambda: _told(a))
 
         # One of each object, one counter with its folder's name, and a look at the token or two.
-        assert a.link.commands_sent - before <= 20 + 2 + 4
+        assert a.commands_sent - before <= 20 + 2 + 4
 
 
 async def test_after_a_flush_everything_is_told_again(redis: OneRedis) -> None:

@@ -79,6 +79,12 @@ class PackedOrigin(PackedWriting):
         packs = self._packs(bucket).under(prefix)
         return sum([await held_in_shards(pack, prefix, holds) for pack in packs])
 
+    def roots(self, bucket: str, prefix: str) -> tuple[str, ...] | None:
+        packs = self._packs(bucket).under(prefix)
+        if not all(pack.prefix.startswith(prefix) for pack in packs):
+            return None
+        return tuple(pack.place.root for pack in packs)
+
     async def _piece(
         self, bucket: str, pack: Pack, prefix: str, delimiter: str, after: str, limit: int
     ) -> Piece:
