@@ -298,6 +298,7 @@ class Reads(Core):
     def _source(
         self, bucket: Bucket, known: KnownObject, wanted: ByteRange, *, brought: bool = False
     ) -> SpanSource:
+        self._filler.courtesy.read()
         return SpanSource(
             known.version,
             wanted,
