@@ -18,9 +18,11 @@ import structlog
 from gateway.admin.origins import OriginWatch
 from gateway.admin.report import NodeReport
 from gateway.admin.server import AdminServer
+from gateway.cluster.members import Members
 from gateway.config import Config, DirectoryOriginConfig, Secret, admin_url, read_secret, s3_url
 from gateway.joining import Joining
 from gateway.listing import Listing
+from gateway.peers.parts import PeerParts
 from gateway.s3.doors import Door, TcpDoor
 from gateway.s3.entry import authenticator_of
 from gateway.s3.server import S3Server, object_server
@@ -48,7 +50,7 @@ class Parts:
     """What answers requests, whoever lets them in: everything of a node but its two ports.
 
     `observer` is told what is believed of objects, `on_index` which index may be, `on_trust` until
-    when either is good.
+    when either is good. `members`: who is in the cluster; None where membership tells.
     """
 
     def __init__(
@@ -58,17 +60,28 @@ class Parts:
         observer: Observer | None = None,
         on_index: Callable[[Path | None], None] = lambda _: None,
         on_trust: Callable[[float], None] = lambda _: None,
+        members: Members | None = None,
     ) -> None:
         self.config = config
         self.metrics = Metrics()
         cluster = config.cluster
-        self.joining = Joining(config, cluster, self.metrics) if cluster is not None else None
+        self.joining: Joining | None = None
+        if cluster is not None and members is None:
+            self.joining = Joining(config, cluster, self.metrics)
         trusted_until = self.joining.trusted_until if self.joining is not None else None
-        self.listing = (
-            Listing(self.joining.link, self.joining.members, self.metrics)
-            if self.joining is not None
-            else None
-        )
+        self.listing: Listing | None = None
+        self.peers: PeerParts | None = None
+        if self.joining is not None:
+            self.listing = Listing(self.joining.link, self.joining.members, self.metrics)
+            self.peers = PeerParts(
+                config,
+                self.joining.members,
+                self.metrics,
+                holders=self.listing.directory,
+                leased=self.joining.leased,
+            )
+        elif cluster is not None and members is not None:
+            self.peers = PeerParts(config, members, self.metrics)
         self.disk = DiskTier(
             config.cache,
             self.metrics,
@@ -111,9 +124,12 @@ class Parts:
                 cache=config.cache,
                 changes=changes,
                 handing=handing,
+                near=self.peers.near if self.peers is not None else None,
             )
 
         self.service = service(buckets, self.handing)
+        if self.peers is not None:
+            self.peers.serve(self.service)
         # The same tables, so that a write through either is seen by the other at once.
         past = {name: origin.past_packs for name, origin in self.origins.items()}
         self.past_packs = service(BucketTable(config, past, past_packs=True), None)
@@ -169,6 +185,8 @@ class Parts:
         await self.disk.start()
         await self.indexes.start()
         await self.handing.start()
+        if self.peers is not None:
+            await self.peers.start()
 
     async def join(self, *, s3: str, admin: str) -> None:
         """Becomes a member of the cluster, where there is one. Claimed: another node that is alive
@@ -176,12 +194,19 @@ class Parts:
         if self.joining is not None:
             # What an earlier run of this node handed to readers must be over first.
             await self.handing.settled()
-            await self.joining.start(peers="", s3=s3, admin=admin, owns_folder=self.disk.accepting)
+            await self.joining.start(
+                peers=self.peers.address if self.peers is not None else "",
+                s3=s3,
+                admin=admin,
+                owns_folder=self.disk.accepting,
+            )
         if self.listing is not None:
             self.listing.start()
 
     async def stop(self) -> None:
         """Call when nothing is in flight any more."""
+        if self.peers is not None:
+            await self.peers.close()
         await self.handing.close()
         await self.past_packs.close()
         await self.service.close()
@@ -198,9 +223,9 @@ class Parts:
 class Node:
     """One gateway in one process: everything between its configuration and its two ports."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, *, members: Members | None = None) -> None:
         self.config = config
-        self.parts = Parts(config)
+        self.parts = Parts(config, members=members)
         self.certificate = certificate(config.s3)
         self.door = TcpDoor(
             config.s3.listen,

@@ -57,6 +57,10 @@ class Joining:
         """As `Membership.trusted_until`, from the first moment on."""
         return self.membership.trusted_until() if self.membership is not None else 0.0
 
+    def leased(self) -> bool:
+        """Whether this node has a lease now."""
+        return self.membership is not None and self.membership.now() < self.trusted_until()
+
     def attach(
         self,
         versions: VersionTable,

@@ -1,10 +1,11 @@
-"""Filling ahead of a reader that walks through a large cold object.
+"""Bringing in ahead of a reader that walks through a large object.
 
 One stream of an origin is slower than most readers. So the chunks that follow the reader's are
-filled beside it, as many as it takes: more while the reader waits and more of them bring more
-bytes a second, fewer while it does not wait. A reader that takes its time never waits, and has
-nothing filled ahead. Nothing is filled past the range asked for, nor once the reader has left, and
-all readers together stay within their lane's budget.
+brought in beside it (filled here, or begun at the node where they are at home), as many as it
+takes: more while the reader waits and more of them bring more bytes a second, fewer while it does
+not wait. A reader that takes its time never waits, and has nothing brought in ahead. Nothing is
+past the range asked for, nor once the reader has left, and all readers together stay within
+budgets.
 
 `Pace` decides, from what was measured; `Ahead` measures and acts.
 """
@@ -12,10 +13,10 @@ all readers together stay within their lane's budget.
 from collections.abc import Callable
 from time import monotonic
 
-from gateway.model.objects import ObjectVersion
+from gateway.model.objects import ObjectVersion, Span
 from gateway.model.ranges import ByteRange, span
-from gateway.store.fill import Filler, FollowingReader
-from gateway.tiers.protocol import Origin
+from gateway.store.direct import DirectReader
+from gateway.store.fill import FollowingReader
 
 _MOST_CHUNKS = 16
 # Of the time looked at: from here on a reader waits, below there it does not.
@@ -82,34 +83,38 @@ class Pace:
         return False
 
 
+Coming = FollowingReader | DirectReader
+
+
 class Ahead:
-    """Fills ahead of one reader of `wanted`, from the chunk it has come to on."""
+    """Brings in ahead of one reader of `wanted`, from the chunk it has come to on. `begin` gives a
+    reader of a chunk that begins to come in; None where no more may. `holds`: it is here."""
 
     def __init__(
         self,
-        filler: Filler,
-        origin: Origin,
+        begin: Callable[[Span], Coming | None],
+        holds: Callable[[Span], bool],
         version: ObjectVersion,
         wanted: ByteRange,
         *,
         chunk_size_bytes: int,
         now: Callable[[], float] = monotonic,
     ) -> None:
-        self._filler = filler
-        self._origin = origin
+        self._begin = begin
+        self._holds = holds
         self._version = version
         self._stop = wanted.stop
         self._chunk_bytes = chunk_size_bytes
         self._now = now
         self._pace = Pace()
         self._number = 0
-        self._current: FollowingReader | None = None
+        self._current: Coming | None = None
         # Chunks on their way or here, which the reader has not come to yet.
-        self._coming: dict[int, FollowingReader] = {}
+        self._coming: dict[int, Coming] = {}
         self._passed_bytes = 0
         self._begin_look(settled=True)
 
-    def reader(self, number: int) -> FollowingReader | None:
+    def reader(self, number: int) -> Coming | None:
         """The reader of a chunk that was filled ahead, which the walk has now come to; None where
         it was not, or where that failed."""
         reader = self._coming.pop(number, None)
@@ -118,7 +123,7 @@ class Ahead:
         self.reached(number, reader)
         return reader
 
-    def reached(self, number: int, reader: FollowingReader) -> None:
+    def reached(self, number: int, reader: Coming) -> None:
         """The walk has come to chunk `number`, which comes in through `reader`."""
         if self._current is not None:
             self._passed_bytes += self._current.received_bytes
@@ -148,9 +153,9 @@ class Ahead:
             if number * self._chunk_bytes >= self._stop:
                 return
             ahead = span(self._version, number, self._chunk_bytes)
-            if self._filler.holds(ahead):
+            if self._holds(ahead):
                 continue
-            reader = self._filler.ahead(ahead, self._origin)
+            reader = self._begin(ahead)
             if reader is None:
                 return
             self._coming[number] = reader

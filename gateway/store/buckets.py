@@ -58,6 +58,7 @@ class BucketTable:
         self._plain_names = (
             {origin.name: name for name, origin in origins.items()} if past_packs else {}
         )
+        self._origins = origins
         name = default_origin(config)
         self.default = origins[name] if name is not None else None
         self._unlisted = BucketConfig()
@@ -89,6 +90,16 @@ class BucketTable:
         if self.default is None:
             raise NoSuchBucket(fields={"BucketName": name})
         return self._bucket(name, self.default, self._unlisted)
+
+    def behind(self, origin: str, origin_bucket: str) -> Bucket:
+        """A bucket over that one of an origin, as peers name it. NoSuchBucket."""
+        for bucket in self._listed.values():
+            if (bucket.origin.name, bucket.origin_bucket) == (origin, origin_bucket):
+                return bucket
+        found = self._origins.get(origin)
+        if found is None:
+            raise NoSuchBucket(fields={"BucketName": origin_bucket})
+        return self._bucket(origin_bucket, found, self._unlisted)
 
     def _bucket(self, name: str, origin: Origin, config: BucketConfig) -> Bucket:
         origin_bucket = config.origin_bucket or name

@@ -1,12 +1,14 @@
-"""Fills: each cold span comes in from the origin once, and everybody who waits follows along.
+"""Fills: each cold span comes in once, and everybody who waits follows along.
 
-A fill is a task of its own. It has the origin's bytes put where they are to stay, which is a
+A fill is a task of its own. It has the bytes put where they are to stay, which is a
 landing (a large object's chunk) or memory (a small object), and wakes its followers, who read from
 the same place; a follower that leaves changes nothing for the others. When the bytes are complete
 they are published on disk first and the fill is struck from the list second, so that a new reader
 always finds one or the other.
 
-A fill that breaks off resumes from what it has. What the disk will not take is not filled at all:
+A fill that breaks off resumes from what it has, from the next place that has the rest (`Source`:
+peers, the origin). One that is not to be kept stays in memory, as small objects do, and goes with
+its last reader. What the disk will not take is not filled at all:
 followers get TierFull and read from the origin for themselves (pass-through).
 """
 
@@ -20,13 +22,12 @@ import structlog
 
 from gateway.errors import FeedrackError, TierFull, TierUnavailable
 from gateway.model.objects import Span
-from gateway.model.ranges import ByteRange
 from gateway.store.courtesy import Courtesy
 from gateway.store.lanes import Lane, budgets
 from gateway.store.trail import Trail
 from gateway.telemetry.metrics import Metrics
 from gateway.tiers.disk import DiskTier, Landing
-from gateway.tiers.protocol import FileRegion, OpenedObject, Origin, SpanReader, TierName
+from gateway.tiers.protocol import FileRegion, Incoming, Source, SpanReader, TierName
 
 _ATTEMPTS = 4
 _BACKOFF_SECONDS = 0.1
@@ -39,8 +40,12 @@ log = structlog.get_logger()
 class Fill:
     """One span on its way in. `received_bytes` only grows; `done` is final."""
 
-    def __init__(self, span: Span) -> None:
+    def __init__(self, span: Span, source: Source | None = None, *, kept: bool = True) -> None:
         self.span = span
+        self.source = source
+        self.kept = kept
+        # Where its bytes come from, as far as is known.
+        self.tier: TierName = "origin"
         self.received_bytes = 0
         self.done = False
         self.error: Exception | None = None
@@ -149,15 +154,24 @@ class FollowingReader:
         self._kept: SpanReader | None = None
         self._follows = True
         self._place = 0
-        self.tier: TierName = "disk" if fill.done else "origin"
-        # Hears how long each wait for the origin's bytes was, in seconds.
+        self._from_disk = fill.done and fill.kept
+        # Hears how long each wait for bytes was, in seconds.
         self.on_wait: Callable[[float], None] | None = None
         fill.enter()
+
+    @property
+    def tier(self) -> TierName:
+        """Where the bytes come from that this reader has waited for."""
+        return "disk" if self._from_disk else self._fill.tier
 
     @property
     def received_bytes(self) -> int:
         """What has come of the span."""
         return self._fill.received_bytes
+
+    @property
+    def fill(self) -> Fill:
+        return self._fill
 
     @property
     def begun(self) -> bool:
@@ -265,6 +279,10 @@ class Filler:
         fill = self._readable(span)
         return None if fill is None else FollowingReader(fill, self._disk)
 
+    def under_way_of(self, span: Span) -> Fill | None:
+        """The span's fill while it is under way."""
+        return self._fills.get((span.version.digest, span.number))
+
     def received_bytes(self, span: Span) -> int | None:
         """How much has come of a span that `find` would give a reader of; None where it would
         not."""
@@ -274,16 +292,18 @@ class Filler:
     def start(
         self,
         span: Span,
-        origin: Origin,
-        opened: OpenedObject | None = None,
+        source: Source,
+        coming: Incoming | None = None,
         *,
         lane: Lane = "read",
+        kept: bool = True,
     ) -> FollowingReader:
-        """Begins to fill `span` and returns a reader that follows.
+        """Begins to fill `span` from `source` and returns a reader that follows.
 
-        `opened`: an answer that already begins at the span's first byte; it is the fill's to close.
+        `coming`: an answer that already begins at the span's first byte; it is the fill's to close.
+        `kept` False, of small objects alone: nothing of it goes to the disk.
         """
-        fill = Fill(span)
+        fill = Fill(span, source, kept=kept)
         key = (span.version.digest, span.number)
         assert key not in self._fills  # noqa: S101 - callers look with `find` in the same step
         if lane == "prefetch":
@@ -291,7 +311,7 @@ class Filler:
         self._fills[key] = fill
         self.metrics.fills_in_flight.set(len(self._fills))
         self._lanes[lane].begun(span.size_bytes)
-        fill.task = task = asyncio.create_task(self._run(key, fill, origin, opened))
+        fill.task = task = asyncio.create_task(self._run(key, fill, source, coming))
         self._tasks.add(task)
 
         def over(_: "asyncio.Task[None]") -> None:
@@ -302,7 +322,7 @@ class Filler:
         task.add_done_callback(over)
         return FollowingReader(fill, self._disk)
 
-    def ahead(self, span: Span, origin: Origin, *, lane: Lane = "read") -> FollowingReader | None:
+    def ahead(self, span: Span, source: Source, *, lane: Lane = "read") -> FollowingReader | None:
         """A reader of a span that nobody waits for yet, its fill begun if need be; None where the
         disk takes nothing in or the lane has enough on its way."""
         following = self.find(span)
@@ -310,7 +330,7 @@ class Filler:
             return following
         if not self._disk.accepting or not self._lanes[lane].fits(span.size_bytes):
             return None
-        return self.start(span, origin, lane=lane)
+        return self.start(span, source, lane=lane)
 
     def holds(self, span: Span) -> bool:
         """Whether the disk has the span already."""
@@ -333,21 +353,23 @@ class Filler:
         fill = self._fills.get(key)
         if fill is None:
             fill = self._over.get(key)
-            if fill is None or fill.landing is None or not fill.landing.in_memory:
+            if fill is None or not (not fill.kept or (fill.landing and fill.landing.in_memory)):
                 return None
         return fill
 
     async def _run(
-        self, key: tuple[bytes, int], fill: Fill, origin: Origin, opened: OpenedObject | None
+        self, key: tuple[bytes, int], fill: Fill, source: Source, coming: Incoming | None
     ) -> None:
         error: Exception | None = TierUnavailable("the fill was stopped")
         try:
             if await self._is_kept(fill.span):
                 # It was filled between the caller's look at the disk and now.
-                if opened is not None:
-                    await opened.close()
+                fill.kept = True
+                if coming is not None:
+                    await coming.close()
             else:
-                await self._receive(fill, origin, opened)
+                await self._receive(fill, source, coming)
+                self.metrics.fills.labels(fill.tier).inc()
                 await self._publish(fill)
             error = None
         except FeedrackError as failure:
@@ -371,33 +393,25 @@ class Filler:
         await reader.close()
         return True
 
-    async def _receive(self, fill: Fill, origin: Origin, opened: OpenedObject | None) -> None:
+    async def _receive(self, fill: Fill, source: Source, coming: Incoming | None) -> None:
         span = fill.span
         try:
-            if span.version.size_bytes <= self._small_bytes:
-                # A reader has its bytes before the disk does: without this, clients that read fast
-                # would leave ever more objects waiting for a disk that writes slowly.
-                while self._unkept_bytes >= _MAX_UNKEPT_BYTES:
-                    self._kept.clear()
-                    await self._kept.wait()
-                fill.memory = bytearray(span.size_bytes)
-            else:
-                fill.land(await self._disk.land(span.size_bytes))
+            await self._make_room(fill)
         except BaseException:
-            if opened is not None:
-                await opened.close()
+            if coming is not None:
+                await coming.close()
             raise
-        for attempt in range(1, _ATTEMPTS + 1):
+        attempt = 1
+        while True:
             before = fill.received_bytes
             try:
-                if opened is None:
-                    wanted = ByteRange(span.start + fill.received_bytes, span.stop)
-                    opened = await origin.open(
-                        span.version.ref, wanted=wanted, if_match=span.version.etag
-                    )
-                await _take_in(fill, opened)
+                if coming is None:
+                    coming = await source.open(fill.received_bytes, span.size_bytes)
+                fill.tier = coming.tier
+                await _take_in(fill, coming)
             except TierUnavailable as failure:
-                if attempt == _ATTEMPTS:
+                elsewhere = source.goes_on()
+                if not elsewhere and attempt == _ATTEMPTS:
                     raise
                 log.warning(
                     "fill interrupted",
@@ -407,13 +421,28 @@ class Filler:
                     gained_bytes=fill.received_bytes - before,
                     reason=str(failure),
                 )
-                await asyncio.sleep(_BACKOFF_SECONDS * 2**attempt * self._jitter())
+                if not elsewhere:
+                    await asyncio.sleep(_BACKOFF_SECONDS * 2**attempt * self._jitter())
+                    attempt += 1
             else:
                 return
             finally:
-                if opened is not None:
-                    await opened.close()
-                opened = None
+                if coming is not None:
+                    await coming.close()
+                coming = None
+
+    async def _make_room(self, fill: Fill) -> None:
+        """Where the bytes are to go. TierFull, TierUnavailable."""
+        span = fill.span
+        if span.version.size_bytes > self._small_bytes:
+            fill.land(await self._disk.land(span.size_bytes))
+            return
+        # A reader has its bytes before the disk does: without this, clients that read fast
+        # would leave ever more objects waiting for a disk that writes slowly.
+        while self._unkept_bytes >= _MAX_UNKEPT_BYTES:
+            self._kept.clear()
+            await self._kept.wait()
+        fill.memory = bytearray(span.size_bytes)
 
     async def _publish(self, fill: Fill) -> None:
         if fill.landing is not None:
@@ -421,6 +450,8 @@ class Filler:
             return
         assert fill.memory is not None  # noqa: S101 - one of the two is set
         data = fill.memory = bytes(fill.memory)
+        if not fill.kept:
+            return
         self._unkept_bytes += len(data)
         try:
             await self._disk.keep(fill.span, data)
@@ -432,12 +463,12 @@ class Filler:
             self._kept.set()
 
 
-async def _take_in(fill: Fill, opened: OpenedObject) -> None:
+async def _take_in(fill: Fill, coming: Incoming) -> None:
     """Receives until the span is whole; what the answer carries beyond it is left unread."""
     while fill.received_bytes < fill.span.size_bytes:
-        size_bytes = await opened.read_into(await fill.space())
+        size_bytes = await coming.read_into(await fill.space())
         if not size_bytes:
-            raise TierUnavailable("the origin's answer ended early")
+            raise TierUnavailable("the answer ended early")
         fill.took(size_bytes)
         # A fast origin has more to give at once.
         await fill.give_way()

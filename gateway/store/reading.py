@@ -111,7 +111,7 @@ class ReadAnswer:
 class SpanSource:
     """Reads one range of one version, span by span. `on_changed` hears that the origin holds
     another version by now, before VersionChanged ends the read. `brought`: the first chunk was just
-    asked of the origin for this read, so it counts as from there wherever it is by now."""
+    asked of that tier for this read, so it counts as from there wherever it is by now."""
 
     def __init__(
         self,
@@ -121,9 +121,10 @@ class SpanSource:
         *,
         chunk_size_bytes: int,
         on_changed: Callable[[], None],
-        brought: bool = False,
+        brought: TierName | None = None,
     ) -> None:
         self.served: dict[str, int] = {}
+        self._first_tier: TierName | None = None
         self._on_changed = on_changed
         self._brought = brought
         self._version = version
@@ -173,7 +174,7 @@ class SpanSource:
         if self._first is None:
             self._first = await self._next(files=files)
         assert self._reader is not None  # noqa: S101 - a range has at least one byte
-        return "origin" if "origin" in self.served else self._reader.tier
+        return self._first_tier or self._reader.tier
 
     async def pieces(self, *, files: bool) -> AsyncIterator[Block | FileRegion]:
         piece, self._first = self._first, None
@@ -253,6 +254,8 @@ class SpanSource:
 
     def _count(self, here: Span, tier: TierName, size_bytes: int) -> None:
         self._position += size_bytes
-        if self._brought and not here.number:
-            tier = "origin"
+        if self._brought is not None and not here.number:
+            tier = self._brought
+        if self._first_tier is None:
+            self._first_tier = tier
         self.served[tier] = self.served.get(tier, 0) + size_bytes

@@ -15,21 +15,20 @@ from gateway.model.objects import (
     ObjectRef,
     ObjectVersion,
     PartSpan,
-    Span,
     known_object,
 )
 from gateway.model.ranges import ByteRange, RangeSpec, span
-from gateway.store.ahead import Ahead
 from gateway.store.buckets import Bucket
 from gateway.store.core import Core
-from gateway.store.direct import DirectReader
-from gateway.store.fill import Filler, FollowingReader
+from gateway.store.fill import FollowingReader
 from gateway.store.held import HeldReads, choose
+from gateway.store.opening import Opener, Sources, budget_elsewhere
 from gateway.store.reading import ReadAnswer, SpanSource
 from gateway.store.shards import Shards
 from gateway.store.versions import Ticket
-from gateway.tiers.disk import DiskTier
-from gateway.tiers.protocol import InstantReader, SpanReader, TierName
+from gateway.tiers.peers.near import Near, Place, Role, ToldHead
+from gateway.tiers.peers.source import OriginBytes
+from gateway.tiers.protocol import TierName
 
 T = TypeVar("T")
 
@@ -40,25 +39,39 @@ _RESTARTS = 3
 class _Look(Struct, frozen=True):
     """The version to answer with, the part asked for, and what it took to know.
 
-    `brought`: the origin was asked for bytes, so the answer's first one comes from there even if
-    the disk has it by the time it is read.
+    `brought`: that tier was asked for bytes, so the answer's first one comes from there even if
+    the disk has it by the time it is read. `coming` keeps them at hand until then.
     """
 
     known: KnownObject
     tier: TierName
     part: PartSpan | None = None
-    brought: bool = False
+    brought: TierName | None = None
+    coming: FollowingReader | None = None
 
     @property
     def info(self) -> ObjectInfo:
         return self.known.info
 
 
-class Reads(Core):
-    """The reading half of the object service."""
+class Learned(Struct, frozen=True):
+    """What was asked of a key, and what came of it. `since`: when the origin said so, by the clock
+    of tickets. `coming`: the first chunk, if it comes along."""
 
-    def __init__(self, **collaborators: Any) -> None:
+    info: ObjectInfo
+    since: float
+    tier: TierName
+    coming: FollowingReader | None = None
+
+
+class Reads(Core):
+    """The reading half of the object service. `near`: the other nodes; None on a single one."""
+
+    def __init__(self, *, near: Near | None = None, **collaborators: Any) -> None:
         super().__init__(**collaborators)
+        self._near = near
+        self._sources = Sources(near)
+        self._ahead_elsewhere = budget_elsewhere()
         self._shards = Shards(self._disk, self._filler, self._filler.metrics)
         self._questions: dict[tuple[object, ...], asyncio.Task[Any]] = {}
         self.held = HeldReads(
@@ -162,10 +175,16 @@ class Reads(Core):
         if known is not None and (known.info.checksums_known or not checksums):
             return _Look(known, "disk")
         if by_bytes and known is None and self._nothing_kept(bucket, ref):
-            info = await self._open_unknown(bucket, ref, checksums=checksums)
-            return _Look(known_object(ref, info), "origin", brought=True)
-        info = await self._ask(bucket, ref, checksums=checksums)
-        return _Look(known_object(ref, info), "origin")
+            learned = await self._open_unknown(bucket, ref, checksums=checksums)
+            brought = learned.tier if learned.tier == "origin" or learned.coming else None
+            return _Look(
+                known_object(ref, learned.info),
+                learned.tier,
+                brought=brought,
+                coming=learned.coming,
+            )
+        learned = await self._ask(bucket, ref, checksums=checksums)
+        return _Look(known_object(ref, learned.info), learned.tier)
 
     def _believed(self, bucket: Bucket, ref: ObjectRef) -> KnownObject | None:
         if not self._versions.trusts:
@@ -189,14 +208,19 @@ class Reads(Core):
             and not (bucket.packs is not None and bucket.packs.has(ref))
         )
 
-    async def _ask(self, bucket: Bucket, ref: ObjectRef, *, checksums: bool) -> ObjectInfo:
-        """Asks the origin what the key holds now; askers of one moment share the answer."""
+    async def _ask(
+        self, bucket: Bucket, ref: ObjectRef, *, checksums: bool, role: Role = "reader"
+    ) -> Learned:
+        """Asks what the key holds now, of the nearest who may tell; askers of one moment share the
+        answer."""
+        role = self._role(ref, role)
 
-        async def ask(ticket: Ticket) -> ObjectInfo:
+        async def ask(ticket: Ticket) -> Learned:
+            told = await self._told(bucket, ref, ticket, role, checksums=checksums)
+            if told is not None:
+                return self._learn_told(ref, ticket, told)
             info = await bucket.origin.head(ref, checksums=checksums)
-            if self._versions.learn(ticket, info):
-                self._remember_on_disk(ref, info)
-            return info
+            return self._learn(ref, ticket, info)
 
         if not bucket.immutable and bucket.freshness_seconds == 0:
             # "Ask always" means since this request came in: no sharing with an earlier question.
@@ -205,40 +229,119 @@ class Reads(Core):
                 return await ask(ticket)
             finally:
                 self._versions.end_read(ticket)
-        return await self._share(ref, "head with checksums" if checksums else "head", ask)
+        what = "head with checksums" if checksums else "head"
+        return await self._share(ref, f"{what} as {role}", ask)
 
-    async def _open_unknown(self, bucket: Bucket, ref: ObjectRef, *, checksums: bool) -> ObjectInfo:
-        """Learns what the key holds from the answer that already brings its first chunk."""
+    async def _open_unknown(
+        self, bucket: Bucket, ref: ObjectRef, *, checksums: bool, role: Role = "reader"
+    ) -> Learned:
+        """Learns what the key holds from the answer that already brings its first chunk, or a
+        small object whole."""
+        role = self._role(ref, role)
 
-        async def open_first(ticket: Ticket) -> ObjectInfo:
+        async def open_first(ticket: Ticket) -> Learned:
+            first_bytes = int(self._cache.small_object_limit)
+            told = await self._told(bucket, ref, ticket, role, first_bytes=first_bytes)
+            if told is not None:
+                return await self._take_first(bucket, ref, ticket, told, role)
             opened = await bucket.origin.open(ref, wanted=ByteRange(0, self._cache.chunk_size))
             info = opened.info
-            version = ObjectVersion(ref, info.etag, info.size_bytes)
-            first = span(version, 0, self._cache.chunk_size)
+            first = span(ObjectVersion(ref, info.etag, info.size_bytes), 0, self._cache.chunk_size)
+            coming = None
             if info.cacheable and info.size_bytes and self._filler.find(first) is None:
-                self._filler.start(first, bucket.origin, opened)
+                source = self._sources.source(bucket, first, role, keeps=True)
+                coming = self._filler.start(first, source, OriginBytes(opened))
             else:
                 await opened.close()
-            if self._versions.learn(ticket, info):
-                self._remember_on_disk(ref, info)
-            return info
+            return self._learn(ref, ticket, info, coming)
 
         if not checksums or not bucket.origin.relays:
-            return await self._share(ref, "open", open_first)
+            return await self._share(ref, f"open as {role}", open_first)
         # S3 leaves checksums out of ranged answers: ask for them meanwhile, not afterwards.
         ticket = self._versions.begin_read(ref)
-        asking = asyncio.create_task(bucket.origin.head(ref, checksums=True))
+        asking = asyncio.create_task(self._ask(bucket, ref, checksums=True, role=role))
         try:
-            info = await self._share(ref, "open", open_first)
-            if not info.checksums_known:
-                info = _with_checksums(info, await asking)
+            learned = await self._share(ref, f"open as {role}", open_first)
+            if not learned.info.checksums_known:
+                info = _with_checksums(learned.info, (await asking).info)
+                learned = msgspec.structs.replace(learned, info=info)
                 if self._versions.learn(ticket, info):
                     self._remember_on_disk(ref, info)
-            return info
+            return learned
         finally:
             self._versions.end_read(ticket)
             asking.cancel()
             await asyncio.gather(asking, return_exceptions=True)
+
+    def _role(self, ref: ObjectRef, role: Role) -> Role:
+        """As what this node asks for a key's head."""
+        return "cluster" if self._near is None else self._near.role(Place(ref.current, 0), role)
+
+    async def _told(
+        self,
+        bucket: Bucket,
+        ref: ObjectRef,
+        ticket: Ticket,
+        role: Role,
+        *,
+        first_bytes: int = 0,
+        checksums: bool = False,
+    ) -> ToldHead | None:
+        """What another node tells of the key; None where the origin is to be asked."""
+        near = self._near
+        asks_always = not bucket.immutable and bucket.freshness_seconds == 0
+        if near is None or role == "cluster" or asks_always or bucket.past_packs:
+            return None
+        # While it is being changed the origin alone knows, and packs each node looks at itself.
+        if ticket.generation or not near.leased():
+            return None
+        if bucket.packs is not None and bucket.packs.has(ref):
+            return None
+        return await near.head(
+            ref,
+            role,
+            freshness_seconds=None if bucket.immutable else bucket.freshness_seconds,
+            first_bytes=first_bytes,
+            checksums=checksums,
+        )
+
+    async def _take_first(
+        self, bucket: Bucket, ref: ObjectRef, ticket: Ticket, told: ToldHead, role: Role
+    ) -> Learned:
+        """A head as told, and a small object that comes behind it: kept where it is at home."""
+        info = told.info
+        first = span(ObjectVersion(ref, info.etag, info.size_bytes), 0, self._cache.chunk_size)
+        coming = None
+        if told.bytes is not None:
+            if info.cacheable and info.size_bytes and self._filler.find(first) is None:
+                kept = role != "reader" or (self._near is not None and self._near.is_hot(first))
+                source = self._sources.source(bucket, first, role, keeps=kept)
+                coming = self._filler.start(first, source, told.bytes, kept=kept)
+            else:
+                await told.bytes.close()
+        return self._learn_told(ref, ticket, told, coming)
+
+    def _learn(
+        self,
+        ref: ObjectRef,
+        ticket: Ticket,
+        info: ObjectInfo,
+        coming: FollowingReader | None = None,
+    ) -> Learned:
+        if self._versions.learn(ticket, info):
+            self._remember_on_disk(ref, info)
+        return Learned(info, ticket.drawn_at, "origin", coming)
+
+    def _learn_told(
+        self,
+        ref: ObjectRef,
+        ticket: Ticket,
+        told: ToldHead,
+        coming: FollowingReader | None = None,
+    ) -> Learned:
+        if self._versions.learn(ticket, told.info, age_seconds=told.age_seconds):
+            self._remember_on_disk(ref, told.info)
+        return Learned(told.info, ticket.drawn_at - told.age_seconds, told.tier, coming)
 
     async def _share(
         self, ref: ObjectRef, what: str, ask: Callable[[Ticket], Coroutine[Any, Any, T]]
@@ -296,7 +399,12 @@ class Reads(Core):
         )
 
     def _source(
-        self, bucket: Bucket, known: KnownObject, wanted: ByteRange, *, brought: bool = False
+        self,
+        bucket: Bucket,
+        known: KnownObject,
+        wanted: ByteRange,
+        *,
+        brought: TierName | None = None,
     ) -> SpanSource:
         self._filler.courtesy.read()
         return SpanSource(
@@ -309,112 +417,27 @@ class Reads(Core):
         )
 
     def _opener(
-        self, bucket: Bucket, version: ObjectVersion, wanted: ByteRange, *, cacheable: bool
-    ) -> "_Opener":
-        return _Opener(
+        self,
+        bucket: Bucket,
+        version: ObjectVersion,
+        wanted: ByteRange,
+        *,
+        cacheable: bool,
+        role: Role = "reader",
+    ) -> Opener:
+        return Opener(
             bucket,
             version,
             wanted,
             self._disk,
             self._filler,
             self._shards,
+            self._sources,
             self._cache.chunk_size,
             cacheable=cacheable,
+            ahead_elsewhere=self._ahead_elsewhere,
+            role=role,
         )
-
-
-class _Opener:
-    """Near before far: the disk, a fill under way, a new fill; the origin alone at last. A packed
-    object may lie in its shard instead."""
-
-    __slots__ = (
-        "_ahead",
-        "_at",
-        "_bucket",
-        "_cacheable",
-        "_chunk_bytes",
-        "_disk",
-        "_filler",
-        "_shards",
-        "_version",
-        "_wanted",
-    )
-
-    def __init__(
-        self,
-        bucket: Bucket,
-        version: ObjectVersion,
-        wanted: ByteRange,
-        disk: DiskTier,
-        filler: Filler,
-        shards: Shards,
-        chunk_bytes: int,
-        *,
-        cacheable: bool,
-    ) -> None:
-        self._bucket = bucket
-        self._cacheable = cacheable
-        self._version = version
-        self._wanted = wanted
-        self._disk = disk
-        self._filler = filler
-        self._shards = shards
-        self._chunk_bytes = chunk_bytes
-        self._ahead: Ahead | None = None
-        self._at = bucket.packs.where(version) if bucket.packs is not None else None
-
-    def open_now(self, span: Span) -> InstantReader | None:
-        if self._ahead is not None:
-            following = self._ahead.reader(span.number)
-            if following is not None:
-                return following
-        held = self._disk.open_now(span)
-        if held is None and self._at is not None:
-            held = self._shards.open_now(self._at, span)
-        return held
-
-    async def open(self, span: Span, direct: bool) -> SpanReader:
-        origin = self._bucket.origin
-        stop = min(span.stop, self._wanted.stop)
-        if direct or not self._cacheable:
-            return DirectReader(span, origin, stop=stop)
-        following = self._filler.find(span)
-        if following is not None:
-            return self._followed(span, following)
-        kept = await self._disk.open(span)
-        if kept is not None:
-            return kept
-        following = self._filler.find(span)
-        if following is not None:
-            return self._followed(span, following)
-        if self._at is not None and self._bucket.packs is not None:
-            stretch = await self._shards.open(self._at, span, self._bucket.packs, origin)
-            if stretch is not None:
-                return stretch
-            following = self._filler.find(span)
-            if following is not None:
-                return self._followed(span, following)
-        if not self._disk.accepting:
-            return DirectReader(span, origin, stop=stop)
-        return self._followed(span, self._filler.start(span, origin))
-
-    def close(self) -> None:
-        if self._ahead is not None:
-            self._ahead.close()
-
-    def _followed(self, span: Span, following: FollowingReader) -> FollowingReader:
-        """What comes in is walked with an eye on what comes after it."""
-        if self._ahead is None and span.stop < self._wanted.stop:
-            self._ahead = Ahead(
-                self._filler,
-                self._bucket.origin,
-                self._version,
-                self._wanted,
-                chunk_size_bytes=self._chunk_bytes,
-            )
-        if self._ahead is not None:
-            self._ahead.reached(span.number, following)
-        return following
 
 
 def _with_checksums(info: ObjectInfo, asked: ObjectInfo) -> ObjectInfo:

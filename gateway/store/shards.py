@@ -7,6 +7,7 @@ read out of a shard. One that fails is fetched by itself from then on.
 """
 
 from collections import OrderedDict
+from collections.abc import Callable
 
 import xxhash
 
@@ -20,9 +21,9 @@ from gateway.tiers.packed.appetite import comes_soon
 from gateway.tiers.protocol import (
     FileRegion,
     InstantReader,
-    Origin,
     PackedAt,
     Packs,
+    Source,
     SpanReader,
     TierName,
 )
@@ -86,10 +87,10 @@ class Shards:
         return StretchReader(held, at, span, self._judged) if held is not None else None
 
     async def open(
-        self, at: PackedAt, span: Span, packs: Packs, origin: Origin
+        self, at: PackedAt, span: Span, packs: Packs, source: Callable[[Span], Source]
     ) -> SpanReader | None:
         """A reader of the span out of a shard that is here or will be; None where the span is to be
-        fetched by itself."""
+        fetched by itself. `source`: where shards come from."""
         if self._judged.is_unsound(at):
             return None
         following = self._following(at, span)
@@ -97,20 +98,22 @@ class Shards:
             held = await self._disk.open(at.shard)
             if held is not None:
                 return StretchReader(held, at, span, self._judged)
-            following = self._following(at, span) or self._begun(at, packs, origin)
+            following = self._following(at, span) or self._begun(at, packs, source)
         if following is None:
             self._metrics.packed_cold_reads.labels("range").inc()
             return None
         return StretchReader(following, at, span, self._judged)
 
-    def _begun(self, at: PackedAt, packs: Packs, origin: Origin) -> FollowingReader | None:
+    def _begun(
+        self, at: PackedAt, packs: Packs, source: Callable[[Span], Source]
+    ) -> FollowingReader | None:
         """A reader that follows the shard, which comes in from now on; None where it does not."""
         on_its_way = self._filler.received_bytes(at.shard) is not None
         if on_its_way or not self._disk.accepting or not packs.wants_whole(at):
             return None
         self._judged.forget(at.shard)
         self._metrics.packed_cold_reads.labels("shard").inc()
-        return self._filler.start(at.shard, origin)
+        return self._filler.start(at.shard, source(at.shard))
 
     def _following(self, at: PackedAt, span: Span) -> FollowingReader | None:
         """A reader that follows the shard as it comes in, where the span will have come soon."""

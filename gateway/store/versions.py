@@ -110,6 +110,19 @@ class VersionTable:
         self._known.move_to_end(ref.current)
         return known.what
 
+    def aged(
+        self, ref: ObjectRef, freshness_seconds: float | None
+    ) -> tuple[ObjectInfo, float] | None:
+        """As `trusted`, with how many seconds ago the origin said so."""
+        what = self.believed(ref, freshness_seconds)
+        if what is None:
+            return None
+        return what.info, self._now() - self._known[ref.current][ref.version_id].since
+
+    def now(self) -> float:
+        """The clock that tickets are drawn by."""
+        return self._now()
+
     def generation(self, ref: ObjectRef) -> int:
         """Names the present: two questions asked in one generation may share one answer."""
         state = self._in_flight.get(ref.current)
@@ -119,8 +132,10 @@ class VersionTable:
         """Call before asking the origin; hand the ticket to `learn` and then to `end_read`."""
         return self._ticket(ref, self._enter(ref))
 
-    def learn(self, ticket: Ticket, info: ObjectInfo) -> bool:
-        """Remembers the answer if it is still sure to be the last word; says whether it did."""
+    def learn(self, ticket: Ticket, info: ObjectInfo, *, age_seconds: float = 0.0) -> bool:
+        """Remembers the answer if it is still sure to be the last word; says whether it did.
+        `age_seconds`: so long before the ticket was drawn the origin said so, to another node that
+        still believed it when it was asked."""
         if not self.valid(ticket):
             return False
         known = self._known.get(ticket.ref.current, {}).get(ticket.ref.version_id)
@@ -132,7 +147,7 @@ class VersionTable:
         if contradicted or not info.cacheable:
             self.forget(ticket.ref)
             return False
-        self._remember(ticket, info)
+        self._remember(ticket, info, age_seconds)
         return True
 
     def valid(self, ticket: Ticket) -> bool:
@@ -217,20 +232,21 @@ class VersionTable:
         if not state.tickets:
             del self._in_flight[ref.current]
 
-    def _remember(self, ticket: Ticket, info: ObjectInfo) -> None:
+    def _remember(self, ticket: Ticket, info: ObjectInfo, age_seconds: float = 0.0) -> None:
         ref = ticket.ref
+        since = ticket.drawn_at - age_seconds
         self._answers += 1
         self._kept_unseen.pop(ref.current, None)
         versions = self._known.setdefault(ref.current, {})
         # Few versions of one key are read at a time; the bound keeps a history walk from growing.
         if len(versions) >= 16 and ref.version_id not in versions:
             versions.pop(next(iter(versions)))
-        versions[ref.version_id] = _Known(known_object(ref, info), ticket.drawn_at, self._answers)
+        versions[ref.version_id] = _Known(known_object(ref, info), since, self._answers)
         self._known.move_to_end(ref.current)
         if len(self._known) > self._limit:
             self._known.popitem(last=False)
         if self._observer is not None:
-            self._observer.remembered(ref, info, ticket.drawn_at)
+            self._observer.remembered(ref, info, since)
 
     def _drop(self, ref: ObjectRef) -> None:
         self._known.pop(ref.current, None)

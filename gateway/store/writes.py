@@ -18,14 +18,14 @@ from gateway.model.objects import (
     PutResult,
 )
 from gateway.store.buckets import Bucket
+from gateway.store.giving import Giving
 from gateway.store.keeping import KeptBody, Staged
-from gateway.store.reads import Reads
 
 # The largest object one PutObject or CopyObject may make (AWS, "Amazon S3 quotas").
 _LARGEST_PUT_BYTES = 5 * 1024**3
 
 
-class Writes(Reads):
+class Writes(Giving):
     """The writing half of the object service."""
 
     async def put(

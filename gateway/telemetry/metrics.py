@@ -86,6 +86,26 @@ class Metrics:
             "Cold reads of packed objects, by what was fetched: the object's range or its shard.",
             "fetched",
         )
+        self.peer_requests = counter(
+            "peer_requests_total",
+            "Requests to other nodes, by what was asked and the answer's status or what was amiss.",
+            "asked",
+            "outcome",
+        )
+        self.peer_seconds = Histogram(
+            "feedrack_peer_seconds",
+            "Time from a request to another node to the head of its answer.",
+            ("asked",),
+            buckets=_SECONDS,
+            registry=registry,
+        )
+        self.peer_answers = counter(
+            "peer_answers_total", "Requests of other nodes answered.", "path", "code"
+        )
+        self.peer_sent_bytes = counter("peer_sent_bytes_total", "Bytes given to other nodes.")
+        self.fills = counter(
+            "fills_total", "Spans filled, by where their last bytes came from.", "tier"
+        )
         self.fills_in_flight = gauge("fills_in_flight", "Spans being filled now.")
         self.evicted_bytes = counter("evicted_bytes_total", "Bytes evicted from the cache.")
         self.members = state("members", "Nodes alive in the cluster.")

@@ -75,6 +75,58 @@ class InstantReader(SpanReader, Protocol):
         ...
 
 
+class Incoming(Protocol):
+    """Bytes of a span on their way here, in order."""
+
+    @property
+    def tier(self) -> TierName:
+        """Where they come from, as an answer to a client names it; never "disk"."""
+        ...
+
+    async def read_into(self, memory: memoryview) -> int:
+        """Puts the next bytes at the beginning of `memory`: how many, 0 only at the end. Raises
+        TierUnavailable where they break off, VersionChanged."""
+        ...
+
+    async def close(self) -> None:
+        """Ends it; safe at any point and twice."""
+        ...
+
+
+class Source(Protocol):
+    """Where the bytes of one span are had from, by one fill or one reader: near before far."""
+
+    @property
+    def at_origin(self) -> bool:
+        """Whether all that is still to come comes from the origin: nobody else is waited for."""
+        ...
+
+    async def open(self, offset: int, stop: int) -> Incoming:
+        """Begins to give the bytes from `offset` to `stop` of the span. Raises TierUnavailable
+        where no place has them, VersionChanged."""
+        ...
+
+    def goes_on(self) -> bool:
+        """Whether, after bytes broke off, `open` has another place to ask, so that there is no
+        reason to wait."""
+        ...
+
+
+class Holders(Protocol):
+    """Who knows which racks hold what: the directory."""
+
+    async def racks_holding(self, span: Span) -> Sequence[str]:
+        """Best effort; nothing where that is not known."""
+        ...
+
+
+class NoHolders:
+    """Knows of nobody."""
+
+    async def racks_holding(self, span: Span) -> Sequence[str]:  # noqa: ARG002 - nobody has any
+        return ()
+
+
 class PackedAt(Struct, frozen=True):
     """Where the bytes of a packed object lie: `size_bytes` from `offset` on of a shard, which is
     one span as large as its file. `checksum` is the XXH3-64 of all of them."""

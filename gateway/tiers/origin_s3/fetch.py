@@ -28,12 +28,12 @@ from gateway.config import S3OriginConfig, Secret
 from gateway.errors import FeedrackError, TierUnavailable
 from gateway.model.objects import ObjectRef
 from gateway.telemetry.metrics import Metrics
+from gateway.tiers.heads import Head, MalformedAnswerError, unchunked
 from gateway.tiers.origin_s3.client import S3Connection, socket_factory
 from gateway.tiers.origin_s3.errors import Asked, code_of, from_answer, unreachable
-from gateway.tiers.origin_s3.heads import Head, MalformedAnswerError, unchunked
 from gateway.tiers.origin_s3.signing import Keys, signed_head
-from gateway.tiers.origin_s3.wire import STRIDE_BYTES, Wire
-from gateway.tiers.origin_s3.wires import Endpoint, Wires
+from gateway.tiers.wire import STRIDE_BYTES, Wire
+from gateway.tiers.wires import Endpoint, Wires
 
 _ERROR_BYTES = 64 * 1024
 _LONGEST_PAUSE_SECONDS = 20.0

@@ -1,4 +1,4 @@
-"""The connections to an origin that are kept for the next request, and how new ones are made."""
+"""The connections that are kept for the next request, and how new ones are made."""
 
 import asyncio
 import socket
@@ -9,7 +9,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from gateway.tiers.origin_s3.wire import Watch, Wire
+from gateway.tiers.wire import Watch, Wire
 
 # Services close what is idle without a word, some after twenty seconds.
 _IDLE_SECONDS = 15.0

@@ -1,4 +1,4 @@
-"""One connection to an origin: a request out, the head of its answer in, the body into place.
+"""One connection: heads and bodies out and in, as an origin or a peer is asked or answered.
 
 The event loop waits, the kernel copies: bytes go from the socket to where they are to stay, as many
 at once as are there. While a body comes in fast, the kernel is told to wake us only when some
@@ -6,6 +6,8 @@ hundred KiB have gathered (SO_RCVLOWAT); what comes slowly is handed on after a 
 """
 
 import asyncio
+import errno
+import os
 import select
 import socket
 import ssl
@@ -13,7 +15,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from time import monotonic
 
-from gateway.tiers.origin_s3.heads import HEAD_END, Head, MalformedAnswerError, parse_head
+from gateway.errors import TierUnavailable
+from gateway.tiers.heads import HEAD_END, Head, MalformedAnswerError, parse_head
+from gateway.tiers.protocol import FileRegion
 
 HEAD_BYTES = 65_536
 # What is received without looking up. The loop serves nobody else meanwhile: some 80 µs.
@@ -22,6 +26,10 @@ _SMALLEST_MARK_BYTES = 16 * 1024
 # A wait shorter than this calls for fewer of them; no reader waits longer for what is there.
 _SHORT_SECONDS = 0.002
 _LONG_SECONDS = 0.02
+# What a failed sendfile says of the socket; all else it says of the file.
+_SOCKET_ERRORS = frozenset(
+    (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ENETDOWN, errno.ENOTCONN)
+)
 # Of these a TLS record may still be on its way where bytes are wanted.
 _RECORD_BYTES = 32 * 1024
 
@@ -63,12 +71,79 @@ class Wire:
         """Sends a request without a body and returns the head of its answer."""
         self.answered = False
         self._next_mark_bytes = _SMALLEST_MARK_BYTES
-        await self._send(request)
+        await self.send(request)
         while True:
-            head = await self._head()
+            head = parse_head(await self.receive_head())
             # 100 and 103 announce an answer, and are none.
             if head.status >= 200:
                 return head
+
+    def watched_by(self, watch: "Watch") -> None:
+        """Another patience from the next wait on."""
+        self._watch = watch
+
+    async def send(self, data: bytes | bytearray | memoryview) -> None:
+        """Sends all of it."""
+        rest = memoryview(data)
+        while rest:
+            try:
+                rest = rest[self._sock.send(rest) :]
+            except (BlockingIOError, ssl.SSLWantWriteError):
+                await self._writable()
+            except ssl.SSLWantReadError:
+                await self._readable()
+
+    def send_now(self, data: bytes) -> bool:
+        """Sends something short if that needs no waiting; whether it did. What is sent in part
+        breaks the connection."""
+        try:
+            sent = self._sock.send(data)
+        except (BlockingIOError, ssl.SSLWantWriteError, ssl.SSLWantReadError):
+            return False
+        if sent != len(data):
+            raise ConnectionAbortedError("the connection takes nothing")
+        return True
+
+    async def send_file(self, region: FileRegion) -> None:
+        """Sends a region of a file, which the kernel copies; not over TLS. TierUnavailable where
+        the file ends early or cannot be read."""
+        offset, left = region.offset, region.size_bytes
+        while left:
+            try:
+                sent = os.sendfile(self._descriptor, region.descriptor, offset, left)
+            except BlockingIOError:
+                await self._writable()
+                continue
+            except ConnectionError:
+                raise
+            except OSError as error:
+                if error.errno in _SOCKET_ERRORS or self._descriptor < 0:
+                    raise
+                raise TierUnavailable(f"a cached file cannot be sent: {error}") from error
+            if not sent:
+                raise TierUnavailable("a cached file ended early")
+            offset += sent
+            left -= sent
+
+    async def receive_head(self, limit_bytes: int = HEAD_BYTES) -> bytes:
+        """The next head, without the empty line that ends it; what follows it stays for `receive`.
+        MalformedAnswerError where it is longer than that."""
+        raw = bytes(self._rest)
+        self._rest = memoryview(b"")
+        self._mark(1)
+        while (end := raw.find(HEAD_END)) < 0:
+            if len(raw) > limit_bytes:
+                raise MalformedAnswerError("the head is too long")
+            await self._readable()
+            more = self._take()
+            if more is None:
+                continue
+            if not more:
+                raise ConnectionResetError("the connection ended before the head did")
+            self.answered = True
+            raw += more
+        self._rest = memoryview(raw)[end + len(HEAD_END) :]
+        return raw[:end]
 
     async def receive(self, limit_bytes: int) -> bytes:
         """1 to `limit_bytes` of what comes next, b"" at the connection's end."""
@@ -103,6 +178,10 @@ class Wire:
         poll.register(self._descriptor, select.POLLIN)
         return not poll.poll(0)
 
+    @property
+    def closed(self) -> bool:
+        return self._descriptor < 0
+
     def close(self) -> None:
         """Cuts the connection. Safe twice."""
         if self._descriptor < 0:
@@ -119,33 +198,6 @@ class Wire:
         self._mark(1)
 
     # The socket
-    async def _send(self, request: bytes) -> None:
-        while request:
-            try:
-                request = request[self._sock.send(request) :]
-            except (BlockingIOError, ssl.SSLWantWriteError):
-                await self._writable()
-            except ssl.SSLWantReadError:
-                await self._readable()
-
-    async def _head(self) -> Head:
-        raw = bytes(self._rest)
-        self._rest = memoryview(b"")
-        self._mark(1)
-        while (end := raw.find(HEAD_END)) < 0:
-            if len(raw) > HEAD_BYTES:
-                raise MalformedAnswerError("the head is too long")
-            await self._readable()
-            more = self._take()
-            if more is None:
-                continue
-            if not more:
-                raise ConnectionResetError("the connection ended before the answer's head")
-            self.answered = True
-            raw += more
-        self._rest = memoryview(raw)[end + len(HEAD_END) :]
-        return parse_head(raw[:end])
-
     def _take(self) -> bytes | None:
         try:
             return self._sock.recv(HEAD_BYTES)
@@ -276,4 +328,4 @@ class Watch:
                 self._set_timer(max(due - now, self._seconds / 16))
                 return
             del self._waiting[wire]
-            wire.fail(TimeoutError("the origin sends nothing"))
+            wire.fail(TimeoutError("nothing comes, or goes"))

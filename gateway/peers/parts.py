@@ -1,0 +1,61 @@
+"""A node's part in the cluster's data path: whom it asks, and the port where it is asked."""
+
+from collections.abc import Callable
+
+from gateway.cluster.members import Members
+from gateway.cluster.placement import Placement
+from gateway.cluster.proof import Prover
+from gateway.config import Config, read_secret
+from gateway.peers.address import advertised, listen_of
+from gateway.peers.port import PeerPort
+from gateway.peers.reads import read_routes
+from gateway.store.giving import Giving
+from gateway.telemetry.metrics import Metrics
+from gateway.tiers.peers.client import PeerClient
+from gateway.tiers.peers.near import Near
+from gateway.tiers.protocol import Holders
+
+
+class PeerParts:
+    """Needs `[cluster]` in the configuration. `near` is for the object service, which `serve` gives
+    to others; `client` and `port` are for whoever has more to ask or to answer."""
+
+    def __init__(
+        self,
+        config: Config,
+        members: Members,
+        metrics: Metrics,
+        *,
+        holders: Holders | None = None,
+        leased: Callable[[], bool] = lambda: True,
+    ) -> None:
+        cluster = config.cluster
+        assert cluster is not None  # noqa: S101 - the caller has looked
+        self._config = config
+        prover = Prover(read_secret(cluster.secret_file, "cluster.secret_file"))
+        self.placement = Placement(members, rack_aware=cluster.rack_aware)
+        self.client = PeerClient(members, prover, metrics)
+        self.near = Near(
+            members, self.placement, self.client, metrics, holders=holders, leased=leased
+        )
+        self.port = PeerPort(config.node.id, listen_of(config), prover, metrics)
+
+    def serve(self, service: Giving) -> None:
+        """Gives others what `service` has; before `start`."""
+        for route in read_routes(service):
+            self.port.add(route)
+
+    @property
+    def address(self) -> str:
+        """What `Member.peers` says, once the port is bound."""
+        return advertised(self._config, self.port.port)
+
+    async def start(self) -> None:
+        """Begins to answer. OSError where the address cannot be had."""
+        await self.port.start()
+
+    async def close(self) -> None:
+        """Answers what was asked, then neither answers nor asks any more."""
+        await self.port.drain()
+        await self.port.close()
+        self.client.close()

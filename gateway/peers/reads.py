@@ -1,0 +1,78 @@
+"""The routes by which other nodes read: spans, and what keys hold."""
+
+import structlog
+
+from gateway.errors import (
+    Corrupt,
+    FeedrackError,
+    S3Error,
+    TierFull,
+    TierUnavailable,
+    VersionChanged,
+)
+from gateway.peers.request import PeerAnswer, PeerRequest, Route
+from gateway.store.giving import Giving, NotHeld
+from gateway.tiers.peers.asking import (
+    AGE,
+    ERROR,
+    HEAD_LENGTH,
+    HEAD_PATH,
+    SPAN_PATH,
+    TIER,
+    WrongQuestionError,
+    encode_info,
+    head_question,
+    query_of,
+    span_question,
+)
+
+log = structlog.get_logger()
+
+
+def read_routes(service: Giving) -> tuple[Route, ...]:
+    """What `service` gives to others."""
+
+    async def span(request: PeerRequest) -> PeerAnswer:
+        try:
+            question = span_question(query_of(request.query))
+            given = await service.give(question, request.asker)
+        except (FeedrackError, WrongQuestionError) as error:
+            return _refusal(request, error)
+        return PeerAnswer(200, {TIER: given.tier}, given=given)
+
+    async def head(request: PeerRequest) -> PeerAnswer:
+        try:
+            question = head_question(query_of(request.query))
+            found = await service.give_head(question)
+        except (FeedrackError, WrongQuestionError) as error:
+            return _refusal(request, error)
+        info = encode_info(found.info)
+        headers = {
+            TIER: found.tier,
+            AGE: f"{found.age_seconds:.3f}",
+            HEAD_LENGTH: str(len(info)),
+        }
+        return PeerAnswer(200, headers, body=info, given=found.bytes)
+
+    return Route("GET", SPAN_PATH, span), Route("GET", HEAD_PATH, head)
+
+
+def _refusal(request: PeerRequest, error: Exception) -> PeerAnswer:
+    """What is said in place of an answer; the asker knows where to go on."""
+    match error:
+        case WrongQuestionError():
+            return PeerAnswer(400, body=str(error).encode())
+        case NotHeld():
+            return PeerAnswer(404)
+        case VersionChanged():
+            return PeerAnswer(412)
+        case S3Error():
+            headers = {ERROR: error.code}
+            return PeerAnswer(error.status, headers, body=error.message.encode()[:2048])
+        case TierFull() | Corrupt():
+            return PeerAnswer(503)
+        case TierUnavailable():
+            log.info("a peer is sent on", asker=request.asker, reason=str(error))
+            return PeerAnswer(502, {ERROR: "TierUnavailable"})
+        case _:
+            raise error

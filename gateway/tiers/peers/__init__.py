@@ -1,0 +1,1 @@
+"""Other nodes as a tier: their bytes and what they know of objects, asked near before far."""
