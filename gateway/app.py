@@ -18,6 +18,8 @@ import structlog
 from gateway.admin.origins import OriginWatch
 from gateway.admin.report import NodeReport
 from gateway.admin.server import AdminServer
+from gateway.cluster.jobs import Jobs, RedisJobs
+from gateway.cluster.local_jobs import LocalJobs
 from gateway.cluster.members import Members
 from gateway.config import Config, DirectoryOriginConfig, Secret, admin_url, read_secret, s3_url
 from gateway.joining import Joining
@@ -29,6 +31,7 @@ from gateway.s3.server import S3Server, object_server
 from gateway.s3.tls import certificate
 from gateway.store.buckets import BucketTable
 from gateway.store.fill import Filler
+from gateway.store.prefetch import Prefetcher
 from gateway.store.service import ObjectService
 from gateway.store.versions import Observer, VersionTable
 from gateway.telemetry.metrics import Metrics
@@ -133,7 +136,22 @@ class Parts:
         # The same tables, so that a write through either is seen by the other at once.
         past = {name: origin.past_packs for name, origin in self.origins.items()}
         self.past_packs = service(BucketTable(config, past, past_packs=True), None)
+        self.prefetcher = self._prefetcher()
         self.authenticator = authenticator_of(config)
+
+    def _prefetcher(self) -> Prefetcher:
+        config, joining, cluster = self.config, self.joining, self.config.cluster
+        jobs: Jobs = LocalJobs()
+        if joining is not None:
+            jobs = RedisJobs(joining.link, config.node.id)
+        return Prefetcher(
+            jobs,
+            self.service,
+            config.node,
+            config.cache,
+            members=joining.members if joining is not None else None,
+            rack_aware=cluster is None or cluster.rack_aware,
+        )
 
     def s3(self, door: Door, **how: Any) -> S3Server:
         """The S3 face, for those who come in by `door`; `how` as `object_server` takes it."""
@@ -173,6 +191,7 @@ class Parts:
                 listing=self.listing,
             ),
             metrics=self.metrics,
+            prefetcher=self.prefetcher,
             on_drain=on_drain,
             on_restart=on_restart,
             listeners=listeners,
@@ -202,9 +221,11 @@ class Parts:
             )
         if self.listing is not None:
             self.listing.start()
+        self.prefetcher.start()
 
     async def stop(self) -> None:
         """Call when nothing is in flight any more."""
+        await self.prefetcher.close()
         if self.peers is not None:
             await self.peers.close()
         await self.handing.close()

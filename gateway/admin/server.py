@@ -13,9 +13,11 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
+from gateway.admin.prefetch import PrefetchRoutes
 from gateway.admin.report import NodeReport
 from gateway.config import AdminConfig, Secret, parse_listen
 from gateway.errors import NoSuchBucket
+from gateway.store.prefetch import Prefetcher
 from gateway.telemetry.metrics import Metrics
 
 _OPEN = frozenset({"/healthz", "/readyz"})
@@ -35,6 +37,7 @@ class AdminServer:
         token: Secret | None,
         report: NodeReport,
         metrics: Metrics,
+        prefetcher: Prefetcher,
         on_drain: Callable[[], None],
         on_restart: Callable[[], None] | None = None,
         listeners: Sequence[socket.socket] = (),
@@ -43,6 +46,7 @@ class AdminServer:
         self._token = token
         self._report = report
         self._metrics = metrics
+        self._prefetcher = prefetcher
         self._on_drain = on_drain
         self._on_restart = on_restart
         self._listeners = listeners
@@ -60,7 +64,7 @@ class AdminServer:
                 web.get("/v1/members", self._members),
                 web.get("/v1/datasets", self._datasets),
                 web.get("/v1/fills", self._fills),
-                web.post("/v1/prefetch", self._prefetch),
+                *PrefetchRoutes(self._prefetcher).routes(),
                 web.post("/v1/drain", self._drain),
                 web.post("/v1/restart", self._restart),
             ]
@@ -119,9 +123,6 @@ class AdminServer:
 
     async def _fills(self, _: web.Request) -> web.Response:
         return _json({"fills": self._report.fills()})
-
-    async def _prefetch(self, _: web.Request) -> web.Response:
-        return _refuse(501, "prefetch comes with the cluster; this node does not have it yet")
 
     async def _drain(self, _: web.Request) -> web.Response:
         self._on_drain()

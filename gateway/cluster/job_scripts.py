@@ -88,7 +88,7 @@ for _, id in ipairs(redis.call('ZREVRANGE', KEYS[1], 0, -1)) do
   while left > 0 do
     local item = redis.call('LPOP', prefix .. 'q:' .. id .. ':' .. node)
     if not item then break end
-    redis.call('HSET', prefix .. 'c:' .. id .. ':' .. node, cmsgpack.unpack(item)[1], item)
+    redis.call('HSET', prefix .. 'c:' .. id .. ':' .. node, string.match(item, '^%d+'), item)
     found[#found + 1] = id
     found[#found + 1] = item
     left = left - 1
@@ -184,7 +184,7 @@ redis.call('HSET', job, 'next', ARGV[7])
 local lost = tonumber(ARGV[8])
 for at = 9 + lost, #ARGV, 3 do push(ARGV[at], ARGV[at + 1], ARGV[at + 2]) end
 for at = 9, 8 + lost do redis.call('HSET', prefix .. 'o:' .. id, 'f' .. ARGV[at], 1) end
-for _, item in ipairs(old) do settle(cmsgpack.unpack(item)[2], false) end
+for _, item in ipairs(old) do settle(string.match(item, '^%d+:(%d+)'), false) end
 over_if_through()
 return 1
 """

@@ -139,8 +139,18 @@ class Progress(Struct, frozen=True, kw_only=True):
 _decode = msgspec.json.Decoder(Asked).decode
 encode_spec = msgspec.json.Encoder().encode
 decode_spec = msgspec.json.Decoder(Spec).decode
-encode_item = msgspec.msgpack.Encoder().encode
-decode_item = msgspec.msgpack.Decoder(Item).decode
+_encode_item = msgspec.msgpack.Encoder().encode
+_decode_item = msgspec.msgpack.Decoder(Item).decode
+
+
+def encode_item(item: Item) -> bytes:
+    """An item as it waits in a queue, its numbers in front for whoever cannot read the rest."""
+    return b"%d:%d:" % (item.id, item.object_id) + _encode_item(item)
+
+
+def decode_item(raw: bytes) -> Item:
+    """What `encode_item` made."""
+    return _decode_item(raw.split(b":", 2)[2])
 
 
 def read_asked(raw: bytes) -> tuple[Spec, int]:

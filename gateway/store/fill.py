@@ -332,6 +332,10 @@ class Filler:
             return None
         return self.start(span, source, lane=lane)
 
+    def fits(self, span: Span, lane: Lane) -> bool:
+        """Whether the lane has room for one more."""
+        return self._disk.accepting and self._lanes[lane].fits(span.size_bytes)
+
     def holds(self, span: Span) -> bool:
         """Whether the disk has the span already."""
         return self._disk.holds(span)

@@ -173,6 +173,10 @@ class Packs(Protocol):
         are here."""
         ...
 
+    async def shards_under(self, bucket: str, prefix: str) -> list[Span]:
+        """The shards that hold keys of a prefix, as far as is known."""
+        ...
+
     def roots(self, bucket: str, prefix: str) -> tuple[str, ...] | None:
         """The folders of the packs that lie under a prefix altogether, as far as is known; None
         where the prefix is but a part of a pack."""
