@@ -15,6 +15,7 @@ from typing import Any
 
 import structlog
 
+from gateway.admin.datasets import Datasets
 from gateway.admin.origins import OriginWatch
 from gateway.admin.report import NodeReport
 from gateway.admin.server import AdminServer
@@ -24,6 +25,7 @@ from gateway.cluster.members import Members
 from gateway.config import Config, DirectoryOriginConfig, Secret, admin_url, read_secret, s3_url
 from gateway.joining import Joining
 from gateway.listing import Listing
+from gateway.peers.counting import held_route
 from gateway.peers.parts import PeerParts
 from gateway.s3.doors import Door, TcpDoor
 from gateway.s3.entry import authenticator_of
@@ -41,6 +43,7 @@ from gateway.tiers.origin_s3 import S3Origin
 from gateway.tiers.packed.files import IndexFiles
 from gateway.tiers.packed.handing import Handing
 from gateway.tiers.packed.origin import PackedOrigin
+from gateway.tiers.peers.counting import HeldAsker
 from gateway.tiers.protocol import Origin
 
 # A shard larger than this part of the cache is read by ranges: it would sweep out the rest.
@@ -133,6 +136,7 @@ class Parts:
         self.service = service(buckets, self.handing)
         if self.peers is not None:
             self.peers.serve(self.service)
+            self.peers.port.add(held_route(self.service.held_bytes))
         # The same tables, so that a write through either is seen by the other at once.
         past = {name: origin.past_packs for name, origin in self.origins.items()}
         self.past_packs = service(BucketTable(config, past, past_packs=True), None)
@@ -188,9 +192,15 @@ class Parts:
                 s3_url=s3_url,
                 origins=OriginWatch(self.origins, now=time.monotonic),
                 joining=self.joining,
-                listing=self.listing,
             ),
             metrics=self.metrics,
+            datasets=Datasets(
+                config.node,
+                self.service,
+                members=self.joining.members if self.joining is not None else None,
+                directory=self.listing.directory if self.listing is not None else None,
+                ask=HeldAsker(self.peers.client) if self.peers is not None else None,
+            ),
             prefetcher=self.prefetcher,
             on_drain=on_drain,
             on_restart=on_restart,

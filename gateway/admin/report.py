@@ -1,23 +1,15 @@
 """What the admin port tells of this node, gathered from its parts."""
 
-import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable
 from importlib.metadata import version
 from typing import Any, Protocol
 
 from gateway.admin.origins import OriginWatch
-from gateway.cluster.directory import Directory
-from gateway.cluster.members import Member, Members
-from gateway.cluster.rebuilding import Rebuilding
+from gateway.cluster.members import Members
 from gateway.config import NodeConfig
-from gateway.errors import TierUnavailable
 from gateway.store.service import ObjectService
 from gateway.telemetry.metrics import Metrics
 from gateway.tiers.disk import DiskTier
-
-# Asks a node by id what it holds of a bucket's prefix; None where it does not say.
-AskHeld = Callable[[str, str, str], Awaitable[int | None]]
-_Node = Member | NodeConfig
 
 
 class Joins(Protocol):
@@ -29,16 +21,6 @@ class Joins(Protocol):
     def refresh(self) -> None:
         """Brings the gauges up to now."""
         ...
-
-
-class Lists(Protocol):
-    """What knows who holds what."""
-
-    @property
-    def directory(self) -> Directory: ...
-
-    @property
-    def rebuilding(self) -> Rebuilding: ...
 
 
 class NodeReport:
@@ -55,11 +37,7 @@ class NodeReport:
         s3_url: Callable[[], str],
         origins: OriginWatch,
         joining: Joins | None = None,
-        listing: Lists | None = None,
-        ask_held: AskHeld | None = None,
     ) -> None:
-        self._listing = listing
-        self._ask_held = ask_held
         self._joining = joining
         self._node = node
         self._disk = disk
@@ -103,71 +81,8 @@ class NodeReport:
                 "cache_bytes": usage.bytes,
                 "cache_capacity_bytes": int(usage.capacity_bytes),
                 "cache_degraded": usage.degraded,
-                "rebuilding": self._listing.rebuilding.ratios if self._listing else {},
             }
         ]
-
-    async def dataset(self, bucket: str, prefix: str) -> dict[str, Any]:
-        """Bytes held of the objects under `prefix`, by node and by rack, from the directory's
-        counters; where these are too coarse, or Redis is away, from the nodes. `unknown`: the nodes
-        that did not say. NoSuchBucket."""
-        members = self._members_now()
-        held = await self._counted(bucket, prefix)
-        if held is None:
-            held = await self._asked(bucket, prefix, members)
-        racks: dict[str, int] = {}
-        for member in members:
-            racks[member.rack] = racks.get(member.rack, 0) + (held.get(member.id) or 0)
-        return {
-            "dataset": f"s3://{bucket}/{prefix}",
-            "nodes": [
-                {"id": each.id, "rack": each.rack, "bytes": held.get(each.id) or 0}
-                for each in members
-            ],
-            "racks": [{"rack": rack, "bytes": size} for rack, size in sorted(racks.items())],
-            "unknown": [each.id for each in members if held.get(each.id) is None],
-        }
-
-    async def held_here(self, bucket: str, prefix: str) -> int:
-        """As this node's part of `dataset`, from its index. NoSuchBucket."""
-        return await self._service.held_bytes(bucket, prefix)
-
-    def _members_now(self) -> Sequence[_Node]:
-        members = self._joining.members.all() if self._joining is not None else ()
-        if any(each.id == self._node.id for each in members):
-            return members
-        return (*members, self._node)
-
-    async def _counted(self, bucket: str, prefix: str) -> dict[str, int | None] | None:
-        """What the counters say; None where they say too little."""
-        if self._listing is None:
-            return None
-        where = self._service.bucket(bucket)
-        try:
-            roots = await self._service.pack_roots(bucket, prefix)
-            if roots is None:
-                return None
-            held = await self._listing.directory.dataset(
-                where.origin.name, where.origin_bucket, prefix, roots
-            )
-        except TierUnavailable:
-            return None
-        return {**held.nodes} if held.exact else None
-
-    async def _asked(
-        self, bucket: str, prefix: str, members: Sequence[_Node]
-    ) -> dict[str, int | None]:
-        """What each node says for itself; None of those that do not."""
-
-        async def ask(node: _Node) -> int | None:
-            if node.id == self._node.id:
-                return await self.held_here(bucket, prefix)
-            if self._ask_held is None:
-                return None
-            return await self._ask_held(node.id, bucket, prefix)
-
-        answers = await asyncio.gather(*map(ask, members))
-        return {node.id: answer for node, answer in zip(members, answers, strict=True)}
 
     def fills(self) -> list[dict[str, Any]]:
         """The spans on their way in now."""

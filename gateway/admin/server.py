@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
+from gateway.admin.datasets import Datasets
 from gateway.admin.prefetch import PrefetchRoutes
 from gateway.admin.report import NodeReport
 from gateway.config import AdminConfig, Secret, parse_listen
@@ -37,6 +38,7 @@ class AdminServer:
         token: Secret | None,
         report: NodeReport,
         metrics: Metrics,
+        datasets: Datasets,
         prefetcher: Prefetcher,
         on_drain: Callable[[], None],
         on_restart: Callable[[], None] | None = None,
@@ -46,6 +48,7 @@ class AdminServer:
         self._token = token
         self._report = report
         self._metrics = metrics
+        self._datasets = datasets
         self._prefetcher = prefetcher
         self._on_drain = on_drain
         self._on_restart = on_restart
@@ -62,7 +65,7 @@ class AdminServer:
                 web.get("/readyz", self._readyz),
                 web.get("/metrics", self._render_metrics),
                 web.get("/v1/members", self._members),
-                web.get("/v1/datasets", self._datasets),
+                web.get("/v1/datasets", self._dataset),
                 web.get("/v1/fills", self._fills),
                 *PrefetchRoutes(self._prefetcher).routes(),
                 web.post("/v1/drain", self._drain),
@@ -111,13 +114,13 @@ class AdminServer:
     async def _members(self, _: web.Request) -> web.Response:
         return _json({"members": self._report.members()})
 
-    async def _datasets(self, request: web.Request) -> web.Response:
+    async def _dataset(self, request: web.Request) -> web.Response:
         dataset = request.query.get("dataset", "")
         bucket, _, prefix = dataset.removeprefix("s3://").partition("/")
         if not dataset.startswith("s3://") or not bucket:
             return _refuse(400, "dataset must be s3://bucket/prefix")
         try:
-            return _json(await self._report.dataset(bucket, prefix))
+            return _json(await self._datasets.held(bucket, prefix))
         except NoSuchBucket as error:
             return _refuse(404, f"{bucket}: {error.message}")
 

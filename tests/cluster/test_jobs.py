@@ -8,7 +8,7 @@ import pytest
 from gateway.cluster import jobs as jobs_module
 from gateway.cluster.jobs import Claim, Jobs, Page, RedisJobs, TooManyJobs, Walk
 from gateway.cluster.local_jobs import LocalJobs
-from gateway.cluster.warming import Found, Item, Spec, item_of
+from gateway.cluster.warming import Found, Item, Spec, decode_item, item_of
 from gateway.index.cluster import Link
 from tests.cluster.listed import member
 from tests.cluster.one_redis import OneRedis, one_redis
@@ -216,7 +216,7 @@ async def test_what_a_dead_node_had_is_shared_out_anew(link: Link) -> None:
     assert len(walk.orphans) == 3
     shared = [
         ("b", item(walk, place, node="b", object_id=old.object_id))
-        for place, old in enumerate(jobs_module.decode_item(raw) for raw in walk.orphans)
+        for place, old in enumerate(decode_item(raw) for raw in walk.orphans)
     ]
     await b.shared_out(walk, shared, 0)
     # Said once more, it changes nothing; and what the dead node says late, counts no more.
