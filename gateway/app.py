@@ -23,16 +23,19 @@ from gateway.cluster.jobs import Jobs, RedisJobs
 from gateway.cluster.local_jobs import LocalJobs
 from gateway.cluster.members import Members
 from gateway.config import Config, DirectoryOriginConfig, Secret, admin_url, read_secret, s3_url
+from gateway.errors import FeedrackError
 from gateway.joining import Joining
 from gateway.listing import Listing
 from gateway.peers.counting import held_route
 from gateway.peers.parts import PeerParts
+from gateway.peers.taking import take_route
 from gateway.s3.doors import Door, TcpDoor
 from gateway.s3.entry import authenticator_of
 from gateway.s3.server import S3Server, object_server
 from gateway.s3.tls import certificate
 from gateway.store.buckets import BucketTable
 from gateway.store.fill import Filler
+from gateway.store.handover import Handover
 from gateway.store.prefetch import Prefetcher
 from gateway.store.service import ObjectService
 from gateway.store.versions import Observer, VersionTable
@@ -44,6 +47,7 @@ from gateway.tiers.packed.files import IndexFiles
 from gateway.tiers.packed.handing import Handing
 from gateway.tiers.packed.origin import PackedOrigin
 from gateway.tiers.peers.counting import HeldAsker
+from gateway.tiers.peers.taking import TakeAsker
 from gateway.tiers.protocol import Origin
 
 # A shard larger than this part of the cache is read by ranges: it would sweep out the rest.
@@ -137,10 +141,13 @@ class Parts:
         if self.peers is not None:
             self.peers.serve(self.service)
             self.peers.port.add(held_route(self.service.held_bytes))
+            if self.joining is not None:
+                self.peers.port.add(take_route(self.service.take, self.joining.members))
         # The same tables, so that a write through either is seen by the other at once.
         past = {name: origin.past_packs for name, origin in self.origins.items()}
         self.past_packs = service(BucketTable(config, past, past_packs=True), None)
         self.prefetcher = self._prefetcher()
+        self.leaving: asyncio.Task[None] | None = None
         self.authenticator = authenticator_of(config)
 
     def _prefetcher(self) -> Prefetcher:
@@ -180,6 +187,11 @@ class Parts:
     ) -> AdminServer:
         """The admin port over all this."""
         config = self.config
+
+        def state_now() -> str:
+            found = state()
+            return "draining" if found == "serving" and self.leaving is not None else found
+
         return AdminServer(
             config.admin,
             token=_admin_token(config),
@@ -188,7 +200,7 @@ class Parts:
                 disk=self.disk,
                 service=self.service,
                 metrics=self.metrics,
-                state=state,
+                state=state_now,
                 s3_url=s3_url,
                 origins=OriginWatch(self.origins, now=time.monotonic),
                 joining=self.joining,
@@ -202,7 +214,7 @@ class Parts:
                 ask=HeldAsker(self.peers.client) if self.peers is not None else None,
             ),
             prefetcher=self.prefetcher,
-            on_drain=on_drain,
+            on_drain=lambda: self._leave(on_drain),
             on_restart=on_restart,
             listeners=listeners,
         )
@@ -233,8 +245,40 @@ class Parts:
             self.listing.start()
         self.prefetcher.start()
 
+    def _leave(self, then: Callable[[], None]) -> None:
+        """Hands over what only this node holds, and goes on with `then`. Once is enough."""
+        if self.leaving is None:
+            self.leaving = asyncio.create_task(self._hand_over())
+            self.leaving.add_done_callback(lambda task: None if task.cancelled() else then())
+
+    async def _hand_over(self) -> None:
+        config, joining, listing = self.config, self.joining, self.listing
+        if joining is None or listing is None or self.peers is None or config.cluster is None:
+            return
+        self.prefetcher.rest()
+        handover = Handover(
+            self.disk,
+            listing.directory,
+            joining.members,
+            config.node,
+            listing.rebuilding,
+            TakeAsker(self.peers.client),
+            rack_aware=config.cluster.rack_aware,
+            deadline_seconds=config.cluster.drain_seconds,
+        )
+        try:
+            await joining.announce_leave()
+            await handover.run()
+        except FeedrackError as error:
+            log.warning("not handed over", reason=str(error))
+        except Exception:  # a bug here must not keep the node from leaving
+            log.exception("not handed over")
+
     async def stop(self) -> None:
         """Call when nothing is in flight any more."""
+        if self.leaving is not None:
+            self.leaving.cancel()
+            await asyncio.gather(self.leaving, return_exceptions=True)
         await self.prefetcher.close()
         if self.peers is not None:
             await self.peers.close()

@@ -26,7 +26,7 @@ from msgspec import Struct
 from gateway.cluster.chunk_sets import bit_of, decode_bits, encode_bits, stretch_key, stretch_name
 from gateway.cluster.datasets import cover
 from gateway.cluster.holdings import Counter, Holdings
-from gateway.cluster.members import Members
+from gateway.cluster.members import Member, Members
 from gateway.errors import CoordinatorUnavailable
 from gateway.index.cluster import Link, Word
 from gateway.index.records import raw_text
@@ -112,14 +112,21 @@ class Directory:
         members = (self._members.get(id_) for id_, bits in sorted(nodes.items()) if bits & bit)
         return tuple(dict.fromkeys(each.rack for each in members if each is not None))
 
-    async def nodes_holding(self, span: Span) -> Sequence[str]:
-        """The members, but this one, that hold the chunk or shard, asked now.
+    async def holders(self, spans: Sequence[Span]) -> dict[tuple[bytes, int], list[Member]]:
+        """The other members that hold these chunks and shards, by digest and number, asked now.
         CoordinatorUnavailable."""
-        nodes = await self._look_up(stretch_key(span.version.digest, span.number))
-        bit = bit_of(span.number)
-        return tuple(
-            id_ for id_, bits in sorted(nodes.items()) if bits & bit and self._members.get(id_)
-        )
+        keys = [stretch_key(each.version.digest, each.number) for each in spans]
+        names = list(dict.fromkeys(keys))
+        raw = await self._link.commands([("HGETALL", self.stretch_key(key)) for key in names])
+        found = dict(zip(names, map(self._others, raw), strict=True))
+        return {
+            (each.version.digest, each.number): [
+                member
+                for id_, bits in found[key].items()
+                if bits & bit_of(each.number) and (member := self._members.get(id_)) is not None
+            ]
+            for each, key in zip(spans, keys, strict=True)
+        }
 
     async def dataset(
         self, origin: str, bucket: str, prefix: str, packs: Sequence[str] = ()
@@ -158,9 +165,12 @@ class Directory:
             self._answers.popitem(last=False)
 
     async def _look_up(self, key: bytes) -> dict[str, int]:
-        fields = _pairs(await self._link.command("HGETALL", self.stretch_key(key)))
+        return self._others(await self._link.command("HGETALL", self.stretch_key(key)))
+
+    def _others(self, raw: object) -> dict[str, int]:
+        """What a stretch's fields say of the other nodes."""
         me = self._members.me
-        return {id_: decode_bits(raw) for id_, raw in fields.items() if id_ != me}
+        return {id_: decode_bits(value) for id_, value in _pairs(raw).items() if id_ != me}
 
     # Telling
     def entry(self, key: bytes) -> bytes:

@@ -1,9 +1,13 @@
 """What brings bytes in before anybody asks: what a prefetch finds under a prefix, and its spans."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
-from gateway.errors import TierFull, TierUnavailable
+import structlog
+
+from gateway.cluster.members import Member
+from gateway.errors import FeedrackError, TierFull, TierUnavailable
 from gateway.model.objects import ObjectVersion, Span
 from gateway.model.ranges import span
 from gateway.model.reserved import is_reserved
@@ -11,11 +15,15 @@ from gateway.store.buckets import Bucket
 from gateway.store.fill import FollowingReader
 from gateway.store.lanes import Lane
 from gateway.store.listings import Listings
+from gateway.tiers.peers.taking import HandedSource
+from gateway.tiers.protocol import Source
 
 PAGE_KEYS = 1000
 _WAIT_SECONDS = 0.05
 _RETRY_SECONDS = 1.0
 _ATTEMPTS = 3
+
+log = structlog.get_logger()
 
 
 class Bringing(Listings):
@@ -74,12 +82,38 @@ class Bringing(Listings):
         count = -(-found.size_bytes // self._cache.chunk_size)
         return [span(found, each, self._cache.chunk_size) for each in chunks if each < count]
 
-    async def bring_in(self, bucket: Bucket, wanted: Span, *, lane: Lane = "prefetch") -> bool:
+    async def bring_in(self, bucket: Bucket, wanted: Span) -> bool:
         """Has a span brought in, behind everything that somebody waits for; whether it is here.
         VersionChanged, S3Errors of the origin."""
+
+        def source() -> Source:
+            return self._sources.source(bucket, wanted, "reader", keeps=True)
+
+        return await self._bring(wanted, source, "prefetch")
+
+    async def take(self, member: Member, spans: Sequence[Span]) -> int:
+        """Has spans brought in that a node hands over; how many of them are here."""
+        near = self._near
+        if near is None:
+            return 0
+        taken = 0
+        for each in spans:
+            source = partial(HandedSource, near, member, each)
+            try:
+                here = await self._bring(each, source, "background")
+            except FeedrackError as error:
+                log.info("not taken over", key=each.version.ref.key, reason=str(error))
+                continue
+            taken += here
+            if here and not each.number:
+                # So that whoever asks for it first asks the origin for its head alone.
+                self._versions.note_kept(each.version.ref)
+        return taken
+
+    async def _bring(self, wanted: Span, source: Callable[[], Source], lane: Lane) -> bool:
         for _ in range(_ATTEMPTS):
             while not self._disk.holds(wanted):
-                reader = self._begin(bucket, wanted, lane)
+                reader = self._begin(wanted, source, lane)
                 if reader is None:
                     await asyncio.sleep(_WAIT_SECONDS if self._disk.accepting else _RETRY_SECONDS)
                     if not self._disk.accepting:
@@ -96,12 +130,12 @@ class Bringing(Listings):
                 return True
         return self._disk.holds(wanted)
 
-    def _begin(self, bucket: Bucket, wanted: Span, lane: Lane) -> FollowingReader | None:
+    def _begin(
+        self, wanted: Span, source: Callable[[], Source], lane: Lane
+    ) -> FollowingReader | None:
         filler = self._filler
         if filler.received_bytes(wanted) is None and not (
             filler.fits(wanted, lane) and filler.courtesy.may_begin()
         ):
             return None
-        return filler.ahead(
-            wanted, self._sources.source(bucket, wanted, "reader", keeps=True), lane=lane
-        )
+        return filler.ahead(wanted, source(), lane=lane)

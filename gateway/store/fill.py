@@ -306,7 +306,7 @@ class Filler:
         fill = Fill(span, source, kept=kept)
         key = (span.version.digest, span.number)
         assert key not in self._fills  # noqa: S101 - callers look with `find` in the same step
-        if lane == "prefetch":
+        if lane in ("prefetch", "background"):
             fill.courtesy = self.courtesy
         self._fills[key] = fill
         self.metrics.fills_in_flight.set(len(self._fills))

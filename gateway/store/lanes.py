@@ -42,4 +42,5 @@ def budgets() -> Mapping[Lane, Budget]:
         "read": Budget(fills=32, size_bytes=256 * 1024**2),
         # Little enough to be out of the way at once, enough to keep an origin's streams busy.
         "prefetch": Budget(fills=8, size_bytes=64 * 1024**2),
+        "background": Budget(fills=8, size_bytes=64 * 1024**2),
     }

@@ -8,7 +8,7 @@ few seconds whether the disk is well again, and goes on by itself.
 import asyncio
 import errno
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Protocol
 
@@ -23,11 +23,13 @@ from gateway.index.held import HeldIndex, IndexLost, translated
 from gateway.index.records import (
     ObjectRecord,
     Table,
+    chunk_span,
     decode_object,
     encode,
     find,
     object_key,
     raw_text,
+    small_span,
     version_of,
     with_info,
 )
@@ -144,14 +146,14 @@ class DiskTier:
         holding = self._holding
         if holding is None:
             return False
-        return holding.small.holds(span) if self._is_small(span) else holding.chunks.holds(span)
+        return holding.small.holds(span) if self.is_small(span) else holding.chunks.holds(span)
 
     def open_now(self, span: Span) -> InstantReader | None:
         """As `open`, without waiting: None where it is not held here or would need a thread."""
         holding = self._holding
         if holding is None:
             return None
-        if self._is_small(span):
+        if self.is_small(span):
             return holding.small.open_now(span)
         return holding.chunks.open_now(span)
 
@@ -160,7 +162,7 @@ class DiskTier:
         holding = self._holding
         if holding is None:
             return None
-        if self._is_small(span):
+        if self.is_small(span):
             return await holding.small.open(span)
         return await holding.chunks.open(span)
 
@@ -190,7 +192,7 @@ class DiskTier:
 
     async def keep(self, span: Span, data: bytes) -> None:
         """Keeps a whole small object; nothing where it is held. TierFull, TierUnavailable."""
-        if not self._is_small(span) or len(data) != span.size_bytes:
+        if not self.is_small(span) or len(data) != span.size_bytes:
             raise ValueError("not a whole small object")
         holding = self._accepting()
         try:
@@ -299,7 +301,27 @@ class DiskTier:
             return 0
         return await holding.held_bytes(origin, bucket, prefix)
 
-    def _is_small(self, span: Span) -> bool:
+    async def held(self, limit: int) -> AsyncIterator[list[Span]]:
+        """Everything that is held, `limit` at a time; what comes and goes meanwhile may be among it
+        or not. Ends early where the disk is lost."""
+        holding = self._holding
+        if holding is None:
+            return
+        await holding.small.log.flush()
+        await holding.index.flush()
+        chunk_bytes = int(self._config.chunk_size)
+        for table, read in ((Table.CHUNKS, chunk_span), (Table.SMALL, small_span)):
+            passed: bytes | None = b""
+            while passed is not None:
+                try:
+                    entries, passed = await holding.index.walk(table, passed, limit)
+                except IndexLost:
+                    return
+                found = (read(key, raw, chunk_bytes) for key, raw in entries)
+                yield [each for each in found if each is not None]
+
+    def is_small(self, span: Span) -> bool:
+        """Whether it is a whole small object."""
         return span.version.size_bytes <= self._config.small_object_limit
 
     def _accepting(self) -> Holding:
