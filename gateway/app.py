@@ -13,11 +13,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import structlog
 
 from gateway.admin.datasets import Datasets
 from gateway.admin.origins import OriginWatch
-from gateway.admin.report import NodeReport
+from gateway.admin.report import NodeReport, own_usage
 from gateway.admin.server import AdminServer
 from gateway.cluster.jobs import Jobs, RedisJobs
 from gateway.cluster.local_jobs import LocalJobs
@@ -60,7 +61,7 @@ class Parts:
     """What answers requests, whoever lets them in: everything of a node but its two ports.
 
     `observer` is told what is believed of objects, `on_index` which index may be, `on_trust` until
-    when either is good. `members`: who is in the cluster; None where membership tells.
+    when either is good. `members`: who is in the cluster, where no membership keeps it current.
     """
 
     def __init__(
@@ -78,20 +79,15 @@ class Parts:
         self.joining: Joining | None = None
         if cluster is not None and members is None:
             self.joining = Joining(config, cluster, self.metrics)
+            members = self.joining.members
         trusted_until = self.joining.trusted_until if self.joining is not None else None
         self.listing: Listing | None = None
         self.peers: PeerParts | None = None
         if self.joining is not None:
             self.listing = Listing(self.joining.link, self.joining.members, self.metrics)
-            self.peers = PeerParts(
-                config,
-                self.joining.members,
-                self.metrics,
-                holders=self.listing.directory,
-                leased=self.joining.leased,
-            )
-        elif cluster is not None and members is not None:
-            self.peers = PeerParts(config, members, self.metrics)
+        if cluster is not None and members is not None:
+            holders = self.listing.directory if self.listing is not None else None
+            self.peers = PeerParts(config, members, self.metrics, holders=holders)
         self.disk = DiskTier(
             config.cache,
             self.metrics,
@@ -123,6 +119,7 @@ class Parts:
                 self.origins,
                 immutable=buckets.immutable,
                 on_trust=on_trust,
+                tell=self._told,
             )
 
         def service(buckets: BucketTable, handing: Handing | None) -> ObjectService:
@@ -204,6 +201,7 @@ class Parts:
                 s3_url=s3_url,
                 origins=OriginWatch(self.origins, now=time.monotonic),
                 joining=self.joining,
+                rebuilding=self.listing.rebuilding if self.listing is not None else None,
             ),
             metrics=self.metrics,
             datasets=Datasets(
@@ -244,6 +242,10 @@ class Parts:
         if self.listing is not None:
             self.listing.start()
         self.prefetcher.start()
+
+    def _told(self) -> bytes:
+        rebuilding = self.listing.rebuilding if self.listing is not None else None
+        return msgspec.json.encode(own_usage(self.disk, rebuilding))
 
     def _leave(self, then: Callable[[], None]) -> None:
         """Hands over what only this node holds, and goes on with `then`. Once is enough."""

@@ -18,6 +18,7 @@ from gateway.cluster.membership import Membership
 from gateway.cluster.session import Mark
 from gateway.cluster.writing import SharedChanges
 from gateway.config import ClusterConfig, Config
+from gateway.errors import CoordinatorUnavailable
 from gateway.index.cluster import Link
 from gateway.store.coherence import Coherence, RemembersPacks
 from gateway.store.versions import VersionTable
@@ -57,10 +58,6 @@ class Joining:
         """As `Membership.trusted_until`, from the first moment on."""
         return self.membership.trusted_until() if self.membership is not None else 0.0
 
-    def leased(self) -> bool:
-        """Whether this node has a lease now."""
-        return self.membership is not None and self.membership.now() < self.trusted_until()
-
     def attach(
         self,
         versions: VersionTable,
@@ -69,6 +66,7 @@ class Joining:
         *,
         immutable: Collection[tuple[str, str]],
         on_trust: Callable[[float], None],
+        tell: Callable[[], bytes],
     ) -> SharedChanges:
         """Makes all of a node that remembers something hear of other nodes' writes; what to tell of
         its own."""
@@ -80,7 +78,7 @@ class Joining:
             versions, disk, packs, immutable=immutable, doubt_seconds=_DOUBT_SECONDS, later=later
         )
         membership = self.membership = Membership(
-            self.link, self._cluster, self.members, memory, on_trust=on_trust
+            self.link, self._cluster, self.members, memory, on_trust=on_trust, tell=tell
         )
         return SharedChanges(
             self.link, self._cluster, membership, took=self._metrics.change_seconds.observe
@@ -124,6 +122,13 @@ class Joining:
         await self._membership().close()
         await self._write_note()
         await self.link.close()
+
+    async def told(self) -> dict[str, bytes]:
+        """What each member last told of itself; nothing while Redis does not answer."""
+        try:
+            return await self._membership().told()
+        except CoordinatorUnavailable:
+            return {}
 
     def refresh(self) -> None:
         """Brings the gauges up to now."""

@@ -10,7 +10,7 @@ import contextlib
 import random
 import threading
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Literal
@@ -59,8 +59,9 @@ class Seen:
 class FlakyOrigin:
     """A proxy at `url` before the origin at `upstream_url`."""
 
-    def __init__(self, upstream_url: str, *, seed: int = 0) -> None:
+    def __init__(self, upstream_url: str, *, seed: int = 0, host: str = "127.0.0.1") -> None:
         upstream = urlsplit(upstream_url)
+        self._host = host
         assert upstream.hostname is not None
         assert upstream.port is not None
         self._upstream = (upstream.hostname, upstream.port)
@@ -99,7 +100,7 @@ class FlakyOrigin:
 
     async def serve(self, ready: "threading.Event", stop: asyncio.Event) -> None:
         self._loop = asyncio.get_running_loop()
-        server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
+        server = await asyncio.start_server(self._accept, self._host, 0)
         host, port = server.sockets[0].getsockname()[:2]
         self.url = f"http://{host}:{port}"
         ready.set()
@@ -217,15 +218,25 @@ class FlakyOrigin:
 
 
 @contextmanager
-def flaky_origin(upstream_url: str, *, seed: int = 0) -> Iterator[FlakyOrigin]:
-    """A running FlakyOrigin, stopped at the end."""
-    flaky = FlakyOrigin(upstream_url, seed=seed)
+def flaky_origin(
+    upstream_url: str,
+    *,
+    seed: int = 0,
+    host: str = "127.0.0.1",
+    enter: Callable[[], None] = lambda: None,
+) -> Iterator[FlakyOrigin]:
+    """A running FlakyOrigin at `host`, stopped at the end. `enter` is called first, in its
+    thread."""
+    flaky = FlakyOrigin(upstream_url, seed=seed, host=host)
     ready = threading.Event()
     loop = asyncio.new_event_loop()
     stop = asyncio.Event()
-    thread = threading.Thread(
-        target=lambda: loop.run_until_complete(flaky.serve(ready, stop)), daemon=True
-    )
+
+    def run() -> None:
+        enter()
+        loop.run_until_complete(flaky.serve(ready, stop))
+
+    thread = threading.Thread(target=run, daemon=True)
     thread.start()
     try:
         assert ready.wait(timeout=10)

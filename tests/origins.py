@@ -7,7 +7,7 @@ import re
 import subprocess
 import sys
 import urllib.request
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
@@ -36,12 +36,13 @@ class MotoServer:
 
 
 @contextmanager
-def moto_server(directory: Path) -> Iterator[MotoServer]:
-    """A moto server that logs into `directory`, stopped at the end."""
+def moto_server(directory: Path, prefix: Sequence[str] = ()) -> Iterator[MotoServer]:
+    """A moto server that logs into `directory`, stopped at the end. `prefix`: words before the
+    command, that put it elsewhere and then become it."""
     log_path = directory / "moto.log"
     with log_path.open("wb") as log:
         process = subprocess.Popen(
-            [sys.executable, "-u", "-m", "moto.server", "-H", "127.0.0.1", "-p", "0"],
+            [*prefix, sys.executable, "-u", "-m", "moto.server", "-H", "127.0.0.1", "-p", "0"],
             stdout=log,
             stderr=subprocess.STDOUT,
         )

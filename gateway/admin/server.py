@@ -112,7 +112,7 @@ class AdminServer:
         return web.Response(body=self._metrics.render(), headers={"Content-Type": _METRICS_TYPE})
 
     async def _members(self, _: web.Request) -> web.Response:
-        return _json({"members": self._report.members()})
+        return _json({"members": await self._report.members()})
 
     async def _dataset(self, request: web.Request) -> web.Response:
         dataset = request.query.get("dataset", "")

@@ -38,7 +38,8 @@ log = structlog.get_logger()
 
 class Membership:
     """Keeps this node a member for as long as it runs. `on_trust` hears until when what is
-    remembered may be believed, each time that changes; 0: not at all."""
+    remembered may be believed, each time that changes; 0: not at all. `tell` gives what others may
+    want to see of this node, as JSON."""
 
     def __init__(
         self,
@@ -48,6 +49,7 @@ class Membership:
         memory: Memory,
         *,
         on_trust: Callable[[float], None] = lambda _: None,
+        tell: Callable[[], bytes] = lambda: b"{}",
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self._link = link
@@ -57,6 +59,7 @@ class Membership:
         self._folder_token = ""
         self._mark: Mark | None = None
         self._on_trust = on_trust
+        self._tell = tell
         self.now = now
         self.following = Following(link, members, memory)
         self._watch = Watch(config.lease_seconds * (1 + MARGIN))
@@ -138,6 +141,12 @@ class Membership:
             [*session.run, encode_member(member), self._config.changes_kept],
         )
 
+    async def told(self) -> dict[str, bytes]:
+        """What each member last told of itself, by id. CoordinatorUnavailable."""
+        flat = await self._link.command("HGETALL", self._link.key("told"))
+        pairs = flat.items() if isinstance(flat, dict) else zip(flat[::2], flat[1::2], strict=True)
+        return {id_.decode(): raw for id_, raw in pairs}
+
     def hasten(self) -> None:
         """A write waits: those it waits for are looked after sooner."""
         self._hurry.set()
@@ -214,7 +223,7 @@ class Membership:
             answer = await self._link.script(
                 RENEW,
                 keys(self._link, session.run),
-                [*session.run, 1 if quiet else 0, *(run.id for run in watched)],
+                [*session.run, 1 if quiet else 0, self._tell(), *(run.id for run in watched)],
                 replicas=self._config.redis_replicas,
             )
         except CoordinatorUnavailable as error:

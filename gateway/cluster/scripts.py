@@ -6,6 +6,7 @@ Keys, in the order every script gets them:
     members       hash: id → the member as JSON
     runs          hash: id → incarnation
     renewals      hash: id → how often that run has renewed its lease
+    told          hash: id → what that run tells of itself with each renewal, as JSON
     changes       stream: join, leave, update, begin, end
     open          hash of the asking run: number of a change → its keys
 
@@ -17,7 +18,7 @@ from gateway.index.cluster import Script
 
 _PROCESS = """
 local process = string.match(redis.call('INFO', 'server'), 'run_id:(%w+)')
-local meta, members, runs, renewals, changes, open = unpack(KEYS)
+local meta, members, runs, renewals, told, changes, open = unpack(KEYS)
 """
 _MINE = """
 local id, incarnation = ARGV[1], ARGV[2]
@@ -63,7 +64,8 @@ return {'joined', process, redis.call('HGET', meta, 'token'), place, all, changi
 """
 )
 
-# id, incarnation, 1 if leases of earlier processes are over, then ids whose renewals are wanted.
+# id, incarnation, 1 if leases of earlier processes are over, what it tells of itself; then ids of
+# whom the renewals are wanted.
 RENEW = Script(
     _PROCESS
     + _MINE
@@ -72,8 +74,9 @@ redis.call('HINCRBY', renewals, id, 1)
 if ARGV[3] == '1' then
     redis.call('HSET', meta, 'established', process)
 end
+redis.call('HSET', told, id, ARGV[4])
 local counts = {}
-for i = 4, #ARGV do
+for i = 5, #ARGV do
     counts[#counts + 1] = redis.call('HGET', renewals, ARGV[i]) or '0'
 end
 return {'renewed', process, counts}
@@ -129,7 +132,8 @@ end
 redis.call('HDEL', members, id)
 redis.call('HDEL', runs, id)
 redis.call('HDEL', renewals, id)
-redis.call('DEL', open, KEYS[7])
+redis.call('HDEL', told, id)
+redis.call('DEL', open, KEYS[8])
 redis.call('XADD', changes, 'MAXLEN', '~', ARGV[4], '*', 'k', 'leave', 'n', id, 'i', incarnation)
 return {'left', process}
 """

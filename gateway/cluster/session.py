@@ -63,5 +63,5 @@ class Session(Struct, eq=False):
 
 def keys(link: Link, run: Run) -> list[str]:
     """As the scripts take them (`scripts.py`)."""
-    names = ("meta", "members", "runs", "renewals", "changes")
+    names = ("meta", "members", "runs", "renewals", "told", "changes")
     return [*(link.key(name) for name in names), link.key("open", *run)]

@@ -1,7 +1,5 @@
 """A node's part in the cluster's data path: whom it asks, and the port where it is asked."""
 
-from collections.abc import Callable
-
 from gateway.cluster.members import Members
 from gateway.cluster.placement import Placement
 from gateway.cluster.proof import Prover
@@ -27,7 +25,6 @@ class PeerParts:
         metrics: Metrics,
         *,
         holders: Holders | None = None,
-        leased: Callable[[], bool] = lambda: True,
     ) -> None:
         cluster = config.cluster
         assert cluster is not None  # noqa: S101 - the caller has looked
@@ -35,9 +32,7 @@ class PeerParts:
         prover = Prover(read_secret(cluster.secret_file, "cluster.secret_file"))
         self.placement = Placement(members, rack_aware=cluster.rack_aware)
         self.client = PeerClient(members, prover, metrics)
-        self.near = Near(
-            members, self.placement, self.client, metrics, holders=holders, leased=leased
-        )
+        self.near = Near(members, self.placement, self.client, metrics, holders=holders)
         self.port = PeerPort(config.node.id, listen_of(config), prover, metrics)
 
     def serve(self, service: Giving) -> None:

@@ -29,9 +29,9 @@ from gateway.peers.request import (
 )
 from gateway.store.giving import Given
 from gateway.telemetry.metrics import Metrics
-from gateway.tiers.heads import MalformedAnswerError
 from gateway.tiers.peers.client import BODY_HASH
 from gateway.tiers.wire import Watch, Wire
+from gateway.tiers.wire_heads import MalformedAnswerError
 
 _CONNECTIONS = 4096
 _REQUESTS = 1024

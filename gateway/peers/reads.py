@@ -15,6 +15,7 @@ from gateway.store.giving import Giving, NotHeld
 from gateway.tiers.peers.asking import (
     AGE,
     ERROR,
+    ERROR_STATUS,
     HEAD_LENGTH,
     HEAD_PATH,
     SPAN_PATH,
@@ -67,8 +68,9 @@ def _refusal(request: PeerRequest, error: Exception) -> PeerAnswer:
         case VersionChanged():
             return PeerAnswer(412)
         case S3Error():
-            headers = {ERROR: error.code}
-            return PeerAnswer(error.status, headers, body=error.message.encode()[:2048])
+            # Under a status of its own: what the origin refuses is nothing between nodes.
+            headers = {ERROR: error.code, ERROR_STATUS: str(error.status)}
+            return PeerAnswer(422, headers, body=error.message.encode()[:2048])
         case TierFull() | Corrupt():
             return PeerAnswer(503)
         case TierUnavailable():

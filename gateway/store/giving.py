@@ -72,8 +72,10 @@ class Giving(Reads):
             raise
 
     async def give_head(self, question: HeadQuestion) -> GivenHead:
-        """What a key holds. S3Errors of the origin, TierUnavailable."""
+        """What a key holds. NotHeld, S3Errors of the origin, TierUnavailable."""
         ref = question.ref
+        if question.level == "held":
+            return await self._head_held_here(question)
         role: Role = "rack" if question.level == "rack" else "cluster"
         bucket = _as_fresh(await self._bucket_of(ref), question.freshness_seconds)
         for attempt in range(_RESTARTS):
@@ -97,13 +99,34 @@ class Giving(Reads):
             return GivenHead(info, age_seconds, tier, given)
         raise AssertionError("unreachable")
 
+    async def _head_held_here(self, question: HeadQuestion) -> GivenHead:
+        """As `give_head`, from memory and disk alone."""
+        ref = question.ref
+        known = self._aged(ref, question.freshness_seconds, checksums=question.checksums)
+        if known is None:
+            raise NotHeld
+        info, age_seconds = known
+        given = None
+        if 0 < info.size_bytes <= question.first and info.cacheable:
+            first = span(known_object(ref, info).version, 0, self._cache.chunk_size)
+            reader = await self._held_here(await self._bucket_of(ref), first)
+            given = await _begun(reader, 0, first.size_bytes)
+        return GivenHead(info, age_seconds, given.tier if given is not None else "disk", given)
+
+    def _aged(
+        self, ref: ObjectRef, freshness_seconds: float | None, *, checksums: bool
+    ) -> tuple[ObjectInfo, float] | None:
+        """What may be believed of a key, and how old that is."""
+        known = self._versions.aged(ref, freshness_seconds)
+        if known is None or (checksums and not known[0].checksums_known):
+            return None
+        return known
+
     async def _known_or_asked(self, bucket: Bucket, question: HeadQuestion, role: Role) -> Learned:
         ref, checksums = question.ref, question.checksums
         freshness = None if bucket.immutable else bucket.freshness_seconds
-        known = None
-        if self._near is None or self._near.leased():
-            known = self._versions.aged(ref, freshness)
-        if known is not None and (known[0].checksums_known or not checksums):
+        known = self._aged(ref, freshness, checksums=checksums)
+        if known is not None:
             info, age_seconds = known
             return Learned(info, self._versions.now() - age_seconds, "disk")
         if question.first and self._nothing_kept(bucket, ref):

@@ -199,7 +199,13 @@ class Reads(Core):
         return known
 
     def _nothing_kept(self, bucket: Bucket, ref: ObjectRef) -> bool:
-        """Whether the bytes must come from the origin in any case."""
+        """Whether the bytes must come from elsewhere in any case, along with the head."""
+        near = self._near
+        if near is not None and near.role(Place(ref.current, 0), "reader") != "cluster":
+            # Where the origin alone may be asked for the head, the bytes are still nearer.
+            changing = self._versions.generation(ref) > 0
+            if changing or not self._versions.trusts or bucket.past_packs:
+                return False
         return (
             bucket.freshness_seconds > 0
             and self._disk.accepting
@@ -290,10 +296,10 @@ class Reads(Core):
         """What another node tells of the key; None where the origin is to be asked."""
         near = self._near
         asks_always = not bucket.immutable and bucket.freshness_seconds == 0
-        if near is None or role == "cluster" or asks_always or bucket.past_packs:
+        if near is None or asks_always or bucket.past_packs:
             return None
         # While it is being changed the origin alone knows, and packs each node looks at itself.
-        if ticket.generation or not near.leased():
+        if ticket.generation or not self._versions.trusts:
             return None
         if bucket.packs is not None and bucket.packs.has(ref):
             return None

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Protocol
 
 import lmdb
-import msgspec
 import structlog
 from msgspec import Struct
 
@@ -21,21 +20,14 @@ from gateway.config import CacheConfig, ConfigError
 from gateway.errors import FeedrackError, TierFull, TierUnavailable
 from gateway.index.held import HeldIndex, IndexLost, translated
 from gateway.index.records import (
-    ObjectRecord,
     Table,
     chunk_span,
-    decode_object,
-    encode,
-    find,
-    object_key,
-    raw_text,
     small_span,
-    version_of,
-    with_info,
 )
 from gateway.model.objects import ObjectInfo, ObjectRef, Span
 from gateway.telemetry.metrics import Metrics
 from gateway.tiers.folder import Folder
+from gateway.tiers.heads import Heads
 from gateway.tiers.health import Health, Reason, reason_at
 from gateway.tiers.holding import Found, Holding, Sizes, recover
 from gateway.tiers.landing import Landing, land
@@ -110,6 +102,7 @@ class DiskTier:
         self._threads = DiskThreads()
         self._pieces = Pieces(_PIECES_BYTES, min(_PIECE_BYTES, int(config.chunk_size)))
         self._holding: Holding | None = None
+        self._heads: Heads | None = None
         self._looking: asyncio.Task[None] | None = None
         self._look_now = asyncio.Event()
         self._lost: str | None = None
@@ -204,75 +197,31 @@ class DiskTier:
     # What is known of objects
     async def remember(self, ref: ObjectRef, info: ObjectInfo) -> None:
         """Remembers what an object is, over restarts, and lets go of the version it replaces."""
-        holding = self._holding
-        if holding is None:
-            return
-        key = object_key(ref)
-        record = self._remembered(holding, key, ref)
-        replaced = find(record, ref) if record is not None else None
-        if replaced is not None and replaced.etag != info.etag:
-            self._let_go(holding, ref, record, ref.version_id)
-        try:
-            raw = encode(with_info(record, ref, info))
-        except UnicodeEncodeError:
-            # A header or ETag that is not text cannot be kept in the index; ask again instead.
-            holding.index.delete(Table.OBJECTS, key)
-            return
-        if self._health.reason is None:
-            holding.index.put(Table.OBJECTS, key, raw)
-        elif replaced is not None and replaced != info:
-            holding.index.delete(Table.OBJECTS, key)
+        if self._heads is not None:
+            self._heads.remember(ref, info, takes_in=self._health.reason is None)
 
     def recall(self, ref: ObjectRef) -> ObjectInfo | None:
         """What was last remembered of the object; None where nothing is."""
-        holding = self._holding
-        if holding is None:
-            return None
-        record = self._remembered(holding, object_key(ref), ref)
-        return find(record, ref) if record is not None else None
+        return self._heads.recall(ref) if self._heads is not None else None
 
     async def forget(self, ref: ObjectRef) -> None:
         """Forgets a key in all its version ids and lets go of what is held of them. On return it
         is forgotten for good: by whoever starts with this folder if the process dies now, and by
         those who read its index as long as `on_index` lets them."""
-        holding = self._holding
-        if holding is None:
-            return
-        key = object_key(ref)
-        record = self._remembered(holding, key, ref)
-        if record is not None:
-            self._let_go(holding, ref, record, None, everything=True)
-            holding.index.delete(Table.OBJECTS, key)
-        if not holding.index.will_hold(Table.OBJECTS, key):
-            return
-        if not await holding.index.flush():
-            self._on_index(None)
-            await self._threads.write(holding.folder.distrust)
+        if self._heads is not None and not await self._heads.forget(ref):
+            await self._distrust()
 
     async def forget_heads(self, origin: str, bucket: str) -> None:
         """Forgets what is remembered of a bucket's objects, but keeps their bytes: whatever is
         current is asked anew. As `forget`, for good."""
+        if self._heads is not None and not await self._heads.forget_bucket(origin, bucket):
+            await self._distrust()
+
+    async def _distrust(self) -> None:
+        """What was to be forgotten could not be written down: nothing in the index is believed."""
         holding = self._holding
-        if holding is None:
-            return
-        ours = (origin, raw_text(bucket))
-        found: list[bytes] = []
-
-        def visit(key: bytes, raw: bytes) -> None:
-            try:
-                record = decode_object(raw)
-            except msgspec.MsgspecError:
-                found.append(key)
-                return
-            if (record.origin, record.bucket) == ours:
-                found.append(key)
-
-        await holding.index.flush()
-        await holding.index.scan(Table.OBJECTS, visit)
-        for key in found:
-            holding.index.delete(Table.OBJECTS, key)
-        if not await holding.index.flush():
-            self._on_index(None)
+        self._on_index(None)
+        if holding is not None:
             await self._threads.write(holding.folder.distrust)
 
     def take_beside(self, size_bytes: int) -> None:
@@ -335,36 +284,6 @@ class DiskTier:
         full = isinstance(error, TierFull)
         self._metrics.cache_unkept.labels("full" if full else "degraded").inc()
 
-    def _remembered(self, holding: Holding, key: bytes, ref: ObjectRef) -> ObjectRecord | None:
-        raw = holding.index.get(Table.OBJECTS, key)
-        if raw is None:
-            return None
-        try:
-            record = decode_object(raw)
-        except msgspec.MsgspecError:
-            holding.index.delete(Table.OBJECTS, key)
-            return None
-        ours = (ref.origin, raw_text(ref.bucket), raw_text(ref.key))
-        return record if (record.origin, record.bucket, record.key) == ours else None
-
-    def _let_go(
-        self,
-        holding: Holding,
-        ref: ObjectRef,
-        record: ObjectRecord | None,
-        version_id: str | None,
-        *,
-        everything: bool = False,
-    ) -> None:
-        wanted = None if version_id is None else raw_text(version_id)
-        for remembered in record.versions if record is not None else ():
-            if everything or remembered.version_id == wanted:
-                version = version_of(ref, remembered)
-                if version.size_bytes <= self._config.small_object_limit:
-                    holding.small.forget(version)
-                else:
-                    holding.chunks.forget(version)
-
     # The disk coming and going
     async def _attach(self, *, blind: bool) -> None:
         """Opens the folder and recovers. `blind`: there was a time when nothing could be noted."""
@@ -385,6 +304,7 @@ class DiskTier:
                 self._now,
             )
             self._holding = holding
+            self._heads = Heads(holding, self._config.small_object_limit)
             holding.room.take(self._beside_bytes)
             await holding.room.shrink()
             if not await index.flush():
@@ -443,7 +363,7 @@ class DiskTier:
         await self._let_go_of_folder()
 
     async def _let_go_of_folder(self) -> None:
-        holding, self._holding = self._holding, None
+        holding, self._holding, self._heads = self._holding, None, None
         if holding is None:
             return
         whole = await holding.close()

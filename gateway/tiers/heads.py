@@ -1,100 +1,113 @@
-"""The head of an HTTP/1.1 answer, and the small chunked body an error may have. Pure.
+"""What is remembered on disk of objects: their heads, in the index beside their bytes."""
 
-Strict where framing hangs on it: what two readers could read in two ways is refused, and the
-connection with it. https://www.rfc-editor.org/rfc/rfc9112
-"""
+import msgspec
 
-import re
-from collections.abc import Mapping
-
-from msgspec import Struct
-
-HEAD_END = b"\r\n\r\n"
-
-_STATUS = re.compile(rb"HTTP/1\.([01]) ([1-9][0-9]{2})(?: [^\r\n]*)?")
-_FIELD = re.compile(rb"([!#$%&'*+\-.^_`|~0-9A-Za-z]+):[ \t]*([^\r\n\0]*)")
-_CHUNK = re.compile(rb"([0-9A-Fa-f]{1,8})[ \t]*(?:;[^\r\n]*)?\r\n")
-
-
-class MalformedAnswerError(ValueError):
-    """What came is not an HTTP answer, or one that can be read in two ways."""
+from gateway.index.records import (
+    ObjectRecord,
+    Table,
+    decode_object,
+    encode,
+    find,
+    object_key,
+    raw_text,
+    version_of,
+    with_info,
+)
+from gateway.model.objects import ObjectInfo, ObjectRef
+from gateway.tiers.holding import Holding
 
 
-class Head(Struct, frozen=True):
-    """An answer's head. Header names are lower-case; of repeated ones the last counts.
+class Heads:
+    """The heads in one index. What is forgotten must stay so over a crash: where a method returns
+    False, that could not be written down."""
 
-    `length_bytes` is what Content-Length says, None where it says nothing; `chunked`: the body is
-    framed by itself. `persists`: the connection can be used again once the body is read.
-    """
+    def __init__(self, holding: Holding, small_object_limit_bytes: int) -> None:
+        self._holding = holding
+        self._small_bytes = small_object_limit_bytes
 
-    status: int
-    headers: Mapping[str, str]
-    length_bytes: int | None
-    chunked: bool
-    persists: bool
+    def remember(self, ref: ObjectRef, info: ObjectInfo, *, takes_in: bool) -> None:
+        """Remembers what an object is, and lets go of the version it replaces. `takes_in`: the disk
+        does; else what is replaced is only forgotten."""
+        index = self._holding.index
+        key = object_key(ref)
+        record = self._record(key, ref)
+        replaced = find(record, ref) if record is not None else None
+        if replaced is not None and replaced.etag != info.etag:
+            self._let_go(ref, record, ref.version_id)
+        try:
+            raw = encode(with_info(record, ref, info))
+        except UnicodeEncodeError:
+            # A header or ETag that is not text cannot be kept in the index; ask again instead.
+            index.delete(Table.OBJECTS, key)
+            return
+        if takes_in:
+            index.put(Table.OBJECTS, key, raw)
+        elif replaced is not None and replaced != info:
+            index.delete(Table.OBJECTS, key)
 
+    def recall(self, ref: ObjectRef) -> ObjectInfo | None:
+        """What was last remembered of the object; None where nothing is."""
+        record = self._record(object_key(ref), ref)
+        return find(record, ref) if record is not None else None
 
-def parse_head(raw: bytes) -> Head:
-    """The head in `raw`, which ends before the empty line. MalformedAnswerError."""
-    start, *lines = raw.split(b"\r\n")
-    status = _STATUS.fullmatch(start)
-    if status is None:
-        raise MalformedAnswerError("no status line of HTTP/1.1")
-    headers: dict[str, str] = {}
-    for line in lines:
-        field = _FIELD.fullmatch(line)
-        if field is None:
-            raise MalformedAnswerError("a line of the head is no header field")
-        name = field[1].decode("ascii").lower()
-        value = _text(field[2].rstrip(b" \t"))
-        if name in ("content-length", "transfer-encoding") and headers.get(name, value) != value:
-            raise MalformedAnswerError(f"two headers {name} that differ")
-        headers[name] = value
-    length = headers.get("content-length")
-    coding = headers.get("transfer-encoding")
-    if length is not None and not (length.isascii() and length.isdigit() and len(length) < 20):
-        raise MalformedAnswerError("a Content-Length that is no number")
-    if coding is not None and (length is not None or coding.lower() != "chunked"):
-        raise MalformedAnswerError("a body framed in more than one way")
-    options = {option.strip().lower() for option in headers.get("connection", "").split(",")}
-    return Head(
-        status=int(status[2]),
-        headers=headers,
-        length_bytes=None if length is None else int(length),
-        chunked=coding is not None,
-        persists="close" not in options and (status[1] == b"1" or "keep-alive" in options),
-    )
+    async def forget(self, ref: ObjectRef) -> bool:
+        """Forgets a key in all its version ids and lets go of what is held of them."""
+        index = self._holding.index
+        key = object_key(ref)
+        record = self._record(key, ref)
+        if record is not None:
+            self._let_go(ref, record, None, everything=True)
+            index.delete(Table.OBJECTS, key)
+        return not index.will_hold(Table.OBJECTS, key) or await index.flush()
 
+    async def forget_bucket(self, origin: str, bucket: str) -> bool:
+        """Forgets the heads of a bucket's objects and keeps their bytes. Reads the whole table."""
+        index = self._holding.index
+        ours = (origin, raw_text(bucket))
+        found: list[bytes] = []
 
-def unchunked(raw: bytes) -> tuple[bytes, int] | None:
-    """The body in a chunked one that begins `raw`, and how long that was with its frame; None where
-    more of it has to come. MalformedAnswerError."""
-    pieces = []
-    position = 0
-    while True:
-        frame = _CHUNK.match(raw, position)
-        if frame is None:
-            if len(raw) - position > 64 or b"\r\n" in raw[position:]:
-                raise MalformedAnswerError("no chunk where one should be")
+        def visit(key: bytes, raw: bytes) -> None:
+            try:
+                record = decode_object(raw)
+            except msgspec.MsgspecError:
+                found.append(key)
+                return
+            if (record.origin, record.bucket) == ours:
+                found.append(key)
+
+        if not await index.flush():
+            return False
+        await index.scan(Table.OBJECTS, visit)
+        for key in found:
+            index.delete(Table.OBJECTS, key)
+        return await index.flush()
+
+    def _record(self, key: bytes, ref: ObjectRef) -> ObjectRecord | None:
+        index = self._holding.index
+        raw = index.get(Table.OBJECTS, key)
+        if raw is None:
             return None
-        size_bytes = int(frame[1], 16)
-        if not size_bytes:
-            break
-        stop = frame.end() + size_bytes
-        if len(raw) < stop + 2:
+        try:
+            record = decode_object(raw)
+        except msgspec.MsgspecError:
+            index.delete(Table.OBJECTS, key)
             return None
-        if raw[stop : stop + 2] != b"\r\n":
-            raise MalformedAnswerError("a chunk does not end where it should")
-        pieces.append(raw[frame.end() : stop])
-        position = stop + 2
-    # Trailer fields, which nobody here asks for, up to the empty line.
-    end = raw.find(b"\r\n\r\n", frame.end() - 2)
-    return (b"".join(pieces), end + 4) if end >= 0 else None
+        ours = (ref.origin, raw_text(ref.bucket), raw_text(ref.key))
+        return record if (record.origin, record.bucket, record.key) == ours else None
 
-
-def _text(value: bytes) -> str:
-    """UTF-8, as botocore has it; some services hand metadata back in the bytes it came in."""
-    try:
-        return value.decode("utf-8")
-    except UnicodeDecodeError:
-        return value.decode("latin-1")
+    def _let_go(
+        self,
+        ref: ObjectRef,
+        record: ObjectRecord | None,
+        version_id: str | None,
+        *,
+        everything: bool = False,
+    ) -> None:
+        wanted = None if version_id is None else raw_text(version_id)
+        for remembered in record.versions if record is not None else ():
+            if everything or remembered.version_id == wanted:
+                version = version_of(ref, remembered)
+                if version.size_bytes <= self._small_bytes:
+                    self._holding.small.forget(version)
+                else:
+                    self._holding.chunks.forget(version)

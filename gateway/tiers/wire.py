@@ -16,8 +16,8 @@ from contextlib import suppress
 from time import monotonic
 
 from gateway.errors import TierUnavailable
-from gateway.tiers.heads import HEAD_END, Head, MalformedAnswerError, parse_head
 from gateway.tiers.protocol import FileRegion
+from gateway.tiers.wire_heads import HEAD_END, Head, MalformedAnswerError, parse_head
 
 HEAD_BYTES = 65_536
 # What is received without looking up. The loop serves nobody else meanwhile: some 80 µs.

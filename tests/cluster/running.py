@@ -134,6 +134,9 @@ class Cluster:
         """Until nothing comes in anywhere."""
         for each in self.nodes:
             await until(partial(_is_quiet, each))
+        # Until those who brought it in have let go of it, too.
+        for _ in range(5):
+            await asyncio.sleep(0)
 
     def origin_bytes(self) -> float:
         return sum(each.counted("feedrack_origin_read_bytes_total") for each in self.nodes)

@@ -10,6 +10,7 @@ from gateway.model.objects import ObjectRef, ObjectVersion, Span
 from gateway.peers.request import WrongRequestError, parse_request
 from gateway.tiers.peers.asking import (
     HeadQuestion,
+    Level,
     SpanQuestion,
     WrongQuestionError,
     head_question,
@@ -18,7 +19,8 @@ from gateway.tiers.peers.asking import (
 )
 
 texts = st.text(st.characters(), min_size=1, max_size=30)
-levels = st.sampled_from(["rack", "cluster", "held", "partial"])
+LEVELS: tuple[Level, ...] = ("rack", "cluster", "held", "partial")
+levels = st.sampled_from(LEVELS)
 
 
 @st.composite

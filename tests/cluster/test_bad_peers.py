@@ -12,14 +12,11 @@ import pytest
 
 from gateway.cluster.proof import Prover
 from gateway.config import Secret
-from gateway.errors import NoSuchKey
+from gateway.errors import AccessDenied, NoSuchKey
 from gateway.tiers.wire import Watch
 from tests.cluster.between import Between, between
 from tests.cluster.running import CHUNK_BYTES, Cluster, Running, cluster
 from tests.cluster.test_reading_near import put
-
-# The reader is no home of anything; the other has it all.
-BIG = {"cache": {"capacity": "256GiB"}}
 
 
 @pytest.fixture
@@ -143,6 +140,29 @@ async def test_a_small_object_takes_one_request_a_hop(tmp_path: Path) -> None:
             for each in four.nodes
         }
         assert asked == {"a1": 0, "a2": 0, home.id: 1, other.id: 1}
+        await four.settled()
         assert await other.read(key) == body
         assert other.counted("feedrack_peer_requests_total", outcome="200") == 2
         assert home.counted("feedrack_peer_requests_total", outcome="200") == 1
+
+
+async def test_what_the_origin_refuses_is_no_fault_of_the_peers(
+    two: Cluster, tmp_path: Path
+) -> None:
+    key = two.key_at("a1")
+
+    async def refuse(*_: object, **how: object) -> None:
+        raise AccessDenied("not for you")
+
+    two["a1"].gated().open = refuse  # type: ignore[assignment, method-assign]
+    with pytest.raises(AccessDenied, match="not for you"):
+        await two["a2"].read(key)
+    assert "a1" not in two["a2"].parts.near.suspects
+
+
+async def test_a_member_that_says_nowhere_is_passed_over(two: Cluster, tmp_path: Path) -> None:
+    key = two.key_at("a1")
+    body = put(tmp_path, key, 3000)
+    here = two["a2"].members
+    here.set([msgspec.structs.replace(each, peers="") for each in here.all()])
+    assert await read_in_time(two["a2"], key) == body

@@ -101,3 +101,15 @@ async def test_what_is_asked_for_often_gains_a_replica(six: Cluster, tmp_path: P
     assert tiers[1] == "rack"
     assert tiers[-1] == "disk"
     assert six.origin_gets() == 1
+
+
+async def test_nodes_that_may_believe_nothing_ask_the_origin_for_heads_and_each_other_for_bytes(
+    six: Cluster, tmp_path: Path
+) -> None:
+    bodies = {f"k{n}": put(tmp_path, f"k{n}", 2000 + n) for n in range(10)}
+    bodies["large"] = put(tmp_path, "large", 3 * CHUNK_BYTES)
+    for each in six.nodes:
+        each.node.service._versions._trusted_until = lambda: 0.0
+    found = await asyncio.gather(*(each.read(key) for each in six.nodes for key in bodies))
+    assert found == list(bodies.values()) * 6
+    assert six.origin_bytes() == sum(map(len, bodies.values()))

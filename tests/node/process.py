@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 import urllib.request
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,16 +26,22 @@ _START_SECONDS = 30.0
 
 
 class GatewayProcess:
-    """One node over `folder`; `settings` are merged over a configuration that works."""
+    """One node over `folder`; `settings` are merged over a configuration that works.
+
+    `prefix`: words before the command, that put it elsewhere and then become it.
+    """
 
     def __init__(
         self,
         folder: Path,
         settings: dict[str, Any] | None = None,
         environ: dict[str, str] | None = None,
+        prefix: Sequence[str] = (),
     ) -> None:
         self.folder = folder
         self.environ = environ or {}
+        self.prefix = prefix
+        self._seen = 0
         self.endpoint_url = ""
         self.admin_url = ""
         self.process: subprocess.Popen[bytes] | None = None
@@ -58,9 +65,13 @@ class GatewayProcess:
                 }
             ],
         }
-        _merge(self.settings, settings or {})
+        self.merge(settings or {})
         if self.settings["cache"]["chunk_size"] == "1MiB":
             self.settings["cache"].setdefault("small_object_limit", "256KiB")
+
+    def merge(self, settings: dict[str, Any]) -> None:
+        """Puts settings over those it has; they hold from the next start on."""
+        _merge(self.settings, settings)
 
     @property
     def log(self) -> Path:
@@ -73,21 +84,30 @@ class GatewayProcess:
 
     def start(self) -> "GatewayProcess":
         """Starts it and waits until it serves. Restarts keep the port."""
+        self.launch()
+        return self.await_serving()
+
+    def launch(self) -> None:
+        """Starts it."""
         config = self.folder / "feedrack.toml"
         config.write_text(tomli_w.dumps(self.settings))
-        seen = self.log.stat().st_size if self.log.exists() else 0
+        self._seen = self.log.stat().st_size if self.log.exists() else 0
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "gateway", "serve", "--config", str(config)],
+                [*self.prefix, sys.executable, "-m", "gateway", "serve", "--config", str(config)],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 env={**os.environ, **self.environ},
             )
+
+    def await_serving(self) -> "GatewayProcess":
+        """Waits until one that was launched serves."""
+        assert self.process is not None
         deadline = time.monotonic() + _START_SECONDS
         pattern = re.compile(rb'"s3":"(?P<s3>[^"]+)","admin":"(?P<admin>[^"]+)"')
         while True:
-            said = pattern.search(self.log.read_bytes()[seen:])
+            said = pattern.search(self.log.read_bytes()[self._seen :])
             if said is not None:
                 break
             if self.process.poll() is not None or time.monotonic() > deadline:
@@ -95,7 +115,7 @@ class GatewayProcess:
             time.sleep(0.02)
         self.endpoint_url = said["s3"].decode()
         self.admin_url = said["admin"].decode()
-        self.settings["s3"]["listen"] = f"127.0.0.1:{self.endpoint_url.rpartition(':')[2]}"
+        self.settings["s3"]["listen"] = self.endpoint_url.rpartition("/")[2]
         return self
 
     def stop(self) -> int:

@@ -28,11 +28,11 @@ from gateway.config import S3OriginConfig, Secret
 from gateway.errors import FeedrackError, TierUnavailable
 from gateway.model.objects import ObjectRef
 from gateway.telemetry.metrics import Metrics
-from gateway.tiers.heads import Head, MalformedAnswerError, unchunked
 from gateway.tiers.origin_s3.client import S3Connection, socket_factory
 from gateway.tiers.origin_s3.errors import Asked, code_of, from_answer, unreachable
 from gateway.tiers.origin_s3.signing import Keys, signed_head
 from gateway.tiers.wire import STRIDE_BYTES, Wire
+from gateway.tiers.wire_heads import Head, MalformedAnswerError, unchunked
 from gateway.tiers.wires import Endpoint, Wires
 
 _ERROR_BYTES = 64 * 1024

@@ -15,14 +15,15 @@ A new generation is brought in behind the answers that the one before still give
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 
 import structlog
 
-from gateway.errors import FeedrackError, NoSuchBucket, NoSuchKey, S3Error, TierUnavailable
-from gateway.model.objects import ListPage, ObjectRef
+from gateway.errors import FeedrackError, NoSuchBucket, S3Error, TierUnavailable
+from gateway.model.objects import ObjectRef
 from gateway.tiers.packed.files import IndexFiles, OpenIndex
 from gateway.tiers.packed.latest import Latest
+from gateway.tiers.packed.looking import all_keys, all_prefixes, highest, read_whole
 from gateway.tiers.packed.view import PackView, Watchers
 from gateway.tiers.protocol import Origin
 from packer.format import (
@@ -33,10 +34,9 @@ from packer.format import (
     OverrideError,
     Overrides,
     Place,
-    current,
     decode_overrides,
 )
-from packer.format.manifest import decode_manifest, sequence_of
+from packer.format.manifest import sequence_of
 
 _SETTLED_SECONDS = 20.0
 _LOG_AT_ONCE = 16
@@ -392,60 +392,3 @@ class BucketPacks:
         if root not in self._places:
             log.error("pack not understood", bucket=self._bucket, place=root, reason=reason)
         self._places[root] = None
-
-
-async def highest(
-    origin: Origin, bucket: str, manifests: str, *, known: Manifest | None = None
-) -> Manifest | None:
-    """The manifest that counts of a place; None where there is none. ManifestError.
-
-    Each is written once, so one that is `known` is not read again."""
-    while True:
-        generation = current(await all_keys(origin, bucket, manifests, ""))
-        if not generation:
-            return None
-        if known is not None and known.generation == generation:
-            return known
-        ref = ObjectRef(origin.name, bucket, f"{manifests}{generation:012}.json")
-        try:
-            return decode_manifest(await read_whole(origin, ref))
-        except NoSuchKey:
-            # Cleaned away between the two: a higher one is there by now.
-            continue
-
-
-async def read_whole(origin: Origin, ref: ObjectRef) -> bytes:
-    """A small object's bytes."""
-    opened = await origin.open(ref)
-    try:
-        return b"".join([block async for block in opened.blocks()])
-    finally:
-        await opened.close()
-
-
-async def all_keys(origin: Origin, bucket: str, prefix: str, after: str) -> list[str]:
-    """The keys that begin with `prefix` and come after `after`."""
-    keys: list[str] = []
-    async for page in _pages(origin, bucket, prefix, "", after):
-        keys.extend(entry.key for entry in page.objects)
-    return keys
-
-
-async def all_prefixes(origin: Origin, bucket: str, prefix: str) -> list[str]:
-    """The folders right below `prefix`."""
-    found: list[str] = []
-    async for page in _pages(origin, bucket, prefix, "/", ""):
-        found.extend(page.common_prefixes)
-    return found
-
-
-async def _pages(
-    origin: Origin, bucket: str, prefix: str, delimiter: str, after: str
-) -> AsyncIterator[ListPage]:
-    more: str | None = after
-    while more is not None:
-        page: ListPage = await origin.list_objects(
-            bucket, prefix=prefix, delimiter=delimiter, after=more, limit=1000
-        )
-        yield page
-        more = page.next_after

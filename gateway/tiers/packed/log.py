@@ -20,7 +20,8 @@ from gateway.errors import (
 )
 from gateway.model.body import BytesBody
 from gateway.model.conditions import WriteConditions
-from gateway.tiers.packed.known import Pack, read_whole
+from gateway.tiers.packed.known import Pack
+from gateway.tiers.packed.looking import read_whole
 from gateway.tiers.protocol import Origin
 from packer.format import (
     Override,

@@ -8,13 +8,14 @@ question comes back to where it has been:
 
     rack      the home in the rack: asks "cluster"
     cluster   the first home: asks "held", "partial", the origin
-    held      gives what is on its disk, or comes in from the origin
+    held      gives what is on its disk, or comes in from the origin; of a head, what it believes
     partial   gives what has come in there so far
 """
 
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Literal, cast, get_args
-from urllib.parse import parse_qsl, urlencode
+from urllib.parse import parse_qsl, quote
 
 import msgspec
 from msgspec import Struct
@@ -23,11 +24,13 @@ from gateway.model.objects import ObjectInfo, ObjectRef, ObjectVersion, Span
 
 SPAN_PATH = "/v1/span"
 HEAD_PATH = "/v1/head"
-# In answers: the tier the bytes come from, how old a head is, how long it is, an error's code.
+# In answers: the tier the bytes come from, how old a head is, how long it is; of the error that the
+# origin answered with (422), code and status.
 TIER = "x-feedrack-tier"
 AGE = "x-feedrack-age"
 HEAD_LENGTH = "x-feedrack-head-bytes"
 ERROR = "x-feedrack-error"
+ERROR_STATUS = "x-feedrack-error-status"
 
 Level = Literal["rack", "cluster", "held", "partial"]
 
@@ -50,21 +53,14 @@ class SpanQuestion(Struct, frozen=True):
     have: int = 0
 
     def target(self) -> str:
-        version = self.span.version
-        fields: dict[str, object] = {
-            **_of(version.ref),
-            "etag": version.etag,
-            "size": version.size_bytes,
-            "number": self.span.number,
-            "start": self.span.start,
-            "stop": self.span.stop,
-            "offset": self.offset,
-            "until": self.until,
-            "level": self.level,
-        }
-        if self.have:
-            fields["have"] = self.have
-        return _target(SPAN_PATH, fields)
+        span = self.span
+        version = span.version
+        have = f"&have={self.have}" if self.have else ""
+        return (
+            f"{SPAN_PATH}?{_named(version.ref)}&etag={_quoted(version.etag)}"
+            f"&size={version.size_bytes}&number={span.number}&start={span.start}&stop={span.stop}"
+            f"&offset={self.offset}&until={self.until}&level={self.level}{have}"
+        )
 
 
 class HeadQuestion(Struct, frozen=True):
@@ -78,14 +74,12 @@ class HeadQuestion(Struct, frozen=True):
     checksums: bool = False
 
     def target(self) -> str:
-        fields = {**_of(self.ref), "level": self.level}
+        target = f"{HEAD_PATH}?{_named(self.ref)}&level={self.level}"
         if self.freshness_seconds is not None:
-            fields["fresh"] = repr(float(self.freshness_seconds))
+            target += f"&fresh={_quoted(repr(float(self.freshness_seconds)))}"
         if self.first:
-            fields["first"] = str(self.first)
-        if self.checksums:
-            fields["checksums"] = "1"
-        return _target(HEAD_PATH, fields)
+            target += f"&first={self.first}"
+        return f"{target}&checksums=1" if self.checksums else target
 
 
 def query_of(raw: str) -> dict[str, str]:
@@ -151,15 +145,19 @@ encode_info = msgspec.msgpack.Encoder().encode
 decode_info = msgspec.msgpack.Decoder(ObjectInfo).decode
 
 
-def _of(ref: ObjectRef) -> dict[str, object]:
-    fields: dict[str, object] = {"origin": ref.origin, "bucket": ref.bucket, "key": ref.key}
-    if ref.version_id is not None:
-        fields["version"] = ref.version_id
-    return fields
+def _named(ref: ObjectRef) -> str:
+    named = f"origin={_usual(ref.origin)}&bucket={_usual(ref.bucket)}&key={_quoted(ref.key)}"
+    return named if ref.version_id is None else f"{named}&version={_quoted(ref.version_id)}"
 
 
-def _target(path: str, fields: Mapping[str, object]) -> str:
-    return f"{path}?{urlencode(fields, errors='surrogatepass')}"
+def _quoted(text: str) -> str:
+    return quote(text, safe="/", errors="surrogatepass")
+
+
+@lru_cache(1024)
+def _usual(text: str) -> str:
+    """As `_quoted`, of what is there again and again."""
+    return _quoted(text)
 
 
 def _ref(fields: Mapping[str, str]) -> ObjectRef:

@@ -24,8 +24,8 @@ from gateway.cluster.proof import (
 )
 from gateway.errors import TierUnavailable
 from gateway.telemetry.metrics import Metrics
-from gateway.tiers.heads import Head, MalformedAnswerError
 from gateway.tiers.wire import Watch, Wire
+from gateway.tiers.wire_heads import Head, MalformedAnswerError
 from gateway.tiers.wires import Endpoint, Wires
 
 BODY_HASH = "x-feedrack-content-sha256"
@@ -224,7 +224,8 @@ class PeerClient:
             except ConnectionError:
                 lent.give_back(reusable=False)
                 # A node closes what is idle when it likes, also just as it is asked.
-                if lent.wire.answered or not lent.wire.idle_since:
+                kept = lent.wire.idle_since and not lent.wire.answered
+                if not kept or self._lines.get(member.id) is not line:
                     raise
             except BaseException:
                 lent.give_back(reusable=False)
@@ -271,7 +272,7 @@ class PeerClient:
                 tls=self._tls,
                 create=_socket,
             )
-            line = self._lines[member.id] = _Line(member, wires)
+            line = self._lines[member.id] = _Line(member, _endpoint(member), wires)
         return line
 
     def _cut_leavers(self) -> None:
@@ -282,11 +283,10 @@ class PeerClient:
 class _Line:
     """The connections to one run of one node, and its nonce as last heard."""
 
-    def __init__(self, member: Member, wires: Wires) -> None:
-        host, _, port = member.peers.rpartition(":")
+    def __init__(self, member: Member, endpoint: Endpoint, wires: Wires) -> None:
         self.peers = member.peers
         self.incarnation = member.incarnation
-        self.endpoint = Endpoint(host.strip("[]"), int(port), tls=False)
+        self.endpoint = endpoint
         self.wires = wires
         self.turns = asyncio.Semaphore(_CONNECTIONS)
         self.nonce = UNKNOWN_NONCE
@@ -309,6 +309,13 @@ class _Lent:
             self._line.turns.release()
             usable = reusable and not self.wire.closed
             self._line.wires.give_back(self.wire, self._line.endpoint, reusable=usable)
+
+
+def _endpoint(member: Member) -> Endpoint:
+    host, _, port = member.peers.rpartition(":")
+    if not (host and port.isascii() and port.isdigit() and 0 < int(port) < 65_536):
+        raise PeerFailed(member, "connect", "it does not say where it can be asked")
+    return Endpoint(host.strip("[]"), int(port), tls=False)
 
 
 def _request(method: str, target: str, host: str, headers: Mapping[str, str], body: bytes) -> bytes:

@@ -23,6 +23,7 @@ from gateway.telemetry.metrics import Metrics
 from gateway.tiers.peers.asking import (
     AGE,
     ERROR,
+    ERROR_STATUS,
     HEAD_LENGTH,
     TIER,
     HeadQuestion,
@@ -82,6 +83,8 @@ class PeerBytes:
         self._answer = answer
         self._crosses = not near.placement.same_rack(answer.member)
         self.tier: TierName = tier
+        # Whether any came.
+        self.gave = False
 
     @property
     def left_bytes(self) -> int:
@@ -93,6 +96,7 @@ class PeerBytes:
         except PeerFailed as error:
             self._near.broke_off(error)
             raise
+        self.gave = True
         if self._crosses:
             self._near.metrics.cross_rack_bytes.inc(size_bytes)
         return size_bytes
@@ -102,8 +106,7 @@ class PeerBytes:
 
 
 class Near:
-    """The other nodes, as a node's reads see them. `leased`: whether this node may believe what it
-    or others remember; without, heads are the origin's to tell."""
+    """The other nodes, as a node's reads see them."""
 
     def __init__(
         self,
@@ -113,14 +116,12 @@ class Near:
         metrics: Metrics,
         *,
         holders: Holders | None = None,
-        leased: Callable[[], bool] = lambda: True,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self.members = members
         self.placement = placement
         self.metrics = metrics
         self.holders: Holders = holders or NoHolders()
-        self.leased = leased
         self.suspects = Suspects(now=now)
         self._client = client
         self._now = now
@@ -212,11 +213,16 @@ class Near:
         for member, level in self._tellers(place, role):
             question = HeadQuestion(ref, level, freshness_seconds, first_bytes, checksums)
             try:
-                return await self._told(member, question)
+                told = await self._told(member, question)
             except (PeerFailed, NotThere):
+                if level == "held":
+                    self.came_before(had_it=False)
                 continue
             except OriginLost:
                 return None
+            if level == "held":
+                self.came_before(had_it=True)
+            return told
         return None
 
     def broke_off(self, error: PeerFailed) -> None:
@@ -230,6 +236,10 @@ class Near:
         if role == "reader":
             yield from ((each, "rack") for each in self.others(self.in_this_rack(place)))
             role = self.role(place, role)
+        if role != "reader":
+            before = self.before_me(place)
+            if before is not None:
+                yield before, "held"
         if role != "cluster":
             yield from ((each, "cluster") for each in self.others(self.in_cluster(place)))
 
@@ -284,9 +294,10 @@ class Near:
             return VersionChanged(f"{ref.bucket}/{ref.key} is another version now")
         if code == "TierUnavailable":
             return OriginLost(answer.member.id)
-        if code is not None:
+        status = answer.headers.get(ERROR_STATUS, "")
+        if code is not None and status.isascii() and status.isdigit():
             message = await answer.read(min(answer.left_bytes, _ERROR_BYTES))
-            return from_code(code, answer.status, message.decode("utf-8", "replace"))
+            return from_code(code, int(status), message.decode("utf-8", "replace"))
         return NotThere(f"{answer.member.id}: {answer.status}")
 
     def _malformed(self, answer: PeerAnswer, why: object) -> PeerFailed:

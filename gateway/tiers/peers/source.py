@@ -1,9 +1,10 @@
 """Where the bytes of one span come from, one place after the other: near before far.
 
-Every place is asked once, and the origin last. Bytes that break off are gone on with from the next
-place, at the byte where they stopped. So, when a first home dies in the midst of its fill, whoever
-comes next is asked by those who followed it for what is missing alone; and takes what they have
-already from them, so that the origin gives nothing twice.
+Every place is asked once, and again if it broke off after it had given something; the origin last.
+Bytes that break off are gone on with from the next place, at the byte where they stopped. So, when
+a first home dies in the midst of its fill, whoever comes next is asked by those who followed it for
+what is missing alone; and takes what they have already from them, so that the origin gives nothing
+twice.
 """
 
 from gateway.cluster.members import Member
@@ -11,7 +12,7 @@ from gateway.model.objects import Span
 from gateway.model.ranges import ByteRange
 from gateway.tiers.peers.asking import Level, SpanQuestion
 from gateway.tiers.peers.client import PeerFailed
-from gateway.tiers.peers.near import Near, NotThere, OriginLost, Place, Role
+from gateway.tiers.peers.near import Near, NotThere, OriginLost, PeerBytes, Place, Role
 from gateway.tiers.protocol import Incoming, OpenedObject, Origin, TierName
 
 _OTHER_RACKS = 2
@@ -74,6 +75,7 @@ class NearSource:
         self._role = role
         self._keeps = keeps
         self._asked: set[tuple[str, Level]] = set()
+        self._last: tuple[Member, Level, PeerBytes] | None = None
         self._racks: list[str] | None = None
         self._offers: dict[str, int] = {}
         self.at_origin = False
@@ -86,6 +88,11 @@ class NearSource:
             self._offers[peer] = have_bytes
 
     async def open(self, offset: int, stop: int) -> Incoming:
+        if self._last is not None:
+            # One that gave something and broke off may give more: it is still the nearest.
+            (member, level, coming), self._last = self._last, None
+            if coming.gave:
+                self._asked.discard((member.id, level))
         while not self.at_origin:
             chosen = await self._next(offset)
             if chosen is None:
@@ -111,6 +118,7 @@ class NearSource:
                 break
             if before:
                 self._near.came_before(had_it=True)
+            self._last = member, level, coming
             return coming
         self.at_origin = True
         self.leans_on = None

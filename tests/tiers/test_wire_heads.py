@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.tiers.heads import MalformedAnswerError, parse_head, unchunked
+from gateway.tiers.wire_heads import MalformedAnswerError, parse_head, unchunked
 
 OK = b"HTTP/1.1 200 OK"
 
