@@ -140,12 +140,17 @@ class Link:
 
 
 class _Failing:
-    """Turns whatever goes wrong within so many seconds into CoordinatorUnavailable."""
+    """Turns whatever goes wrong within so many seconds into CoordinatorUnavailable.
+
+    Up to Python 3.11 the client may lose a cancellation (asyncio.wait_for does, where what it waits
+    for is done in the same step); whoever waits for the task to end would wait for ever."""
 
     def __init__(self, seconds: float) -> None:
         self._timeout = asyncio.timeout(seconds)
+        self._cancelled_before = 0
 
     async def __aenter__(self) -> None:
+        self._cancelled_before = _cancellations()
         await self._timeout.__aenter__()
 
     async def __aexit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
@@ -155,6 +160,13 @@ class _Failing:
             raise CoordinatorUnavailable("Redis does not answer in time") from late
         if isinstance(error, (RedisError, OSError)) and not isinstance(error, NoScriptError):
             raise CoordinatorUnavailable(f"Redis: {error}") from error
+        if error is None and _cancellations() > self._cancelled_before:
+            raise asyncio.CancelledError
+
+
+def _cancellations() -> int:
+    task = asyncio.current_task()
+    return task.cancelling() if task is not None else 0
 
 
 def _streams(raw: Any) -> dict[bytes, list[Entry]]:
