@@ -16,19 +16,28 @@ from typing import Any
 import msgspec
 import structlog
 
+from gateway.admin.datasets import Datasets
 from gateway.admin.origins import OriginWatch
 from gateway.admin.report import NodeReport, own_usage
 from gateway.admin.server import AdminServer
+from gateway.cluster.jobs import Jobs, RedisJobs
+from gateway.cluster.local_jobs import LocalJobs
 from gateway.cluster.members import Members
 from gateway.config import Config, DirectoryOriginConfig, Secret, admin_url, read_secret, s3_url
+from gateway.errors import FeedrackError
 from gateway.joining import Joining
+from gateway.listing import Listing
+from gateway.peers.counting import held_route
 from gateway.peers.parts import PeerParts
+from gateway.peers.taking import take_route
 from gateway.s3.doors import Door, TcpDoor
 from gateway.s3.entry import authenticator_of
 from gateway.s3.server import S3Server, object_server
 from gateway.s3.tls import certificate
 from gateway.store.buckets import BucketTable
 from gateway.store.fill import Filler
+from gateway.store.handover import Handover
+from gateway.store.prefetch import Prefetcher
 from gateway.store.service import ObjectService
 from gateway.store.versions import Observer, VersionTable
 from gateway.telemetry.metrics import Metrics
@@ -38,6 +47,8 @@ from gateway.tiers.origin_s3 import S3Origin
 from gateway.tiers.packed.files import IndexFiles
 from gateway.tiers.packed.handing import Handing
 from gateway.tiers.packed.origin import PackedOrigin
+from gateway.tiers.peers.counting import HeldAsker
+from gateway.tiers.peers.taking import TakeAsker
 from gateway.tiers.protocol import Origin
 
 # A shard larger than this part of the cache is read by ranges: it would sweep out the rest.
@@ -65,15 +76,24 @@ class Parts:
         self.config = config
         self.metrics = Metrics()
         cluster = config.cluster
-        self.joining = None
+        self.joining: Joining | None = None
         if cluster is not None and members is None:
             self.joining = Joining(config, cluster, self.metrics)
             members = self.joining.members
         trusted_until = self.joining.trusted_until if self.joining is not None else None
+        self.listing: Listing | None = None
         self.peers: PeerParts | None = None
+        if self.joining is not None:
+            self.listing = Listing(self.joining.link, self.joining.members, self.metrics)
         if cluster is not None and members is not None:
-            self.peers = PeerParts(config, members, self.metrics)
-        self.disk = DiskTier(config.cache, self.metrics, on_index=on_index)
+            holders = self.listing.directory if self.listing is not None else None
+            self.peers = PeerParts(config, members, self.metrics, holders=holders)
+        self.disk = DiskTier(
+            config.cache,
+            self.metrics,
+            on_index=on_index,
+            observer=self.listing.observer if self.listing is not None else None,
+        )
         self.indexes = IndexFiles(config.cache.path / "packs", self.disk.take_beside)
         self.origins: dict[str, PackedOrigin] = {}
         self.handing = Handing(config.node.id, self.disk, self.origins, trusted_until=trusted_until)
@@ -99,7 +119,7 @@ class Parts:
                 self.origins,
                 immutable=buckets.immutable,
                 on_trust=on_trust,
-                tell=lambda: msgspec.json.encode(own_usage(self.disk)),
+                tell=self._told,
             )
 
         def service(buckets: BucketTable, handing: Handing | None) -> ObjectService:
@@ -117,10 +137,29 @@ class Parts:
         self.service = service(buckets, self.handing)
         if self.peers is not None:
             self.peers.serve(self.service)
+            self.peers.port.add(held_route(self.service.held_bytes))
+            if self.joining is not None:
+                self.peers.port.add(take_route(self.service.take, self.joining.members))
         # The same tables, so that a write through either is seen by the other at once.
         past = {name: origin.past_packs for name, origin in self.origins.items()}
         self.past_packs = service(BucketTable(config, past, past_packs=True), None)
+        self.prefetcher = self._prefetcher()
+        self.leaving: asyncio.Task[None] | None = None
         self.authenticator = authenticator_of(config)
+
+    def _prefetcher(self) -> Prefetcher:
+        config, joining, cluster = self.config, self.joining, self.config.cluster
+        jobs: Jobs = LocalJobs()
+        if joining is not None:
+            jobs = RedisJobs(joining.link, config.node.id)
+        return Prefetcher(
+            jobs,
+            self.service,
+            config.node,
+            config.cache,
+            members=joining.members if joining is not None else None,
+            rack_aware=cluster is None or cluster.rack_aware,
+        )
 
     def s3(self, door: Door, **how: Any) -> S3Server:
         """The S3 face, for those who come in by `door`; `how` as `object_server` takes it."""
@@ -145,6 +184,11 @@ class Parts:
     ) -> AdminServer:
         """The admin port over all this."""
         config = self.config
+
+        def state_now() -> str:
+            found = state()
+            return "draining" if found == "serving" and self.leaving is not None else found
+
         return AdminServer(
             config.admin,
             token=_admin_token(config),
@@ -153,13 +197,22 @@ class Parts:
                 disk=self.disk,
                 service=self.service,
                 metrics=self.metrics,
-                state=state,
+                state=state_now,
                 s3_url=s3_url,
                 origins=OriginWatch(self.origins, now=time.monotonic),
                 joining=self.joining,
+                rebuilding=self.listing.rebuilding if self.listing is not None else None,
             ),
             metrics=self.metrics,
-            on_drain=on_drain,
+            datasets=Datasets(
+                config.node,
+                self.service,
+                members=self.joining.members if self.joining is not None else None,
+                directory=self.listing.directory if self.listing is not None else None,
+                ask=HeldAsker(self.peers.client) if self.peers is not None else None,
+            ),
+            prefetcher=self.prefetcher,
+            on_drain=lambda: self._leave(on_drain),
             on_restart=on_restart,
             listeners=listeners,
         )
@@ -180,18 +233,62 @@ class Parts:
         if self.joining is not None:
             # What an earlier run of this node handed to readers must be over first.
             await self.handing.settled()
-            peers = self.peers.address if self.peers is not None else ""
             await self.joining.start(
-                peers=peers, s3=s3, admin=admin, owns_folder=self.disk.accepting
+                peers=self.peers.address if self.peers is not None else "",
+                s3=s3,
+                admin=admin,
+                owns_folder=self.disk.accepting,
             )
+        if self.listing is not None:
+            self.listing.start()
+        self.prefetcher.start()
+
+    def _told(self) -> bytes:
+        rebuilding = self.listing.rebuilding if self.listing is not None else None
+        return msgspec.json.encode(own_usage(self.disk, rebuilding))
+
+    def _leave(self, then: Callable[[], None]) -> None:
+        """Hands over what only this node holds, and goes on with `then`. Once is enough."""
+        if self.leaving is None:
+            self.leaving = asyncio.create_task(self._hand_over())
+            self.leaving.add_done_callback(lambda task: None if task.cancelled() else then())
+
+    async def _hand_over(self) -> None:
+        config, joining, listing = self.config, self.joining, self.listing
+        if joining is None or listing is None or self.peers is None or config.cluster is None:
+            return
+        self.prefetcher.rest()
+        handover = Handover(
+            self.disk,
+            listing.directory,
+            joining.members,
+            config.node,
+            listing.rebuilding,
+            TakeAsker(self.peers.client),
+            rack_aware=config.cluster.rack_aware,
+            deadline_seconds=config.cluster.drain_seconds,
+        )
+        try:
+            await joining.announce_leave()
+            await handover.run()
+        except FeedrackError as error:
+            log.warning("not handed over", reason=str(error))
+        except Exception:  # a bug here must not keep the node from leaving
+            log.exception("not handed over")
 
     async def stop(self) -> None:
         """Call when nothing is in flight any more."""
+        if self.leaving is not None:
+            self.leaving.cancel()
+            await asyncio.gather(self.leaving, return_exceptions=True)
+        await self.prefetcher.close()
         if self.peers is not None:
             await self.peers.close()
         await self.handing.close()
         await self.past_packs.close()
         await self.service.close()
+        if self.listing is not None:
+            await self.listing.stop()
         if self.joining is not None:
             await self.joining.stop()
         await self.disk.close()

@@ -132,6 +132,8 @@ class ClusterConfig(Section, frozen=True):
     # How many replicas of Redis must have a lease's renewal, and a change, before it counts.
     redis_replicas: Annotated[int, Meta(ge=0, le=16)] = 0
     changes_kept: Annotated[int, Meta(ge=1000)] = 100_000
+    # How long handing over may take before a node leaves (`POST /v1/drain`).
+    drain_seconds: Seconds = 600.0
     # False: one home in the whole cluster for each chunk, whatever rack asks.
     rack_aware: bool = True
 

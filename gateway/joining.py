@@ -109,6 +109,11 @@ class Joining:
         )
         self._noting = asyncio.create_task(self._note())
 
+    async def announce_leave(self) -> None:
+        """Tells the others that this node is about to leave: nothing has its home here any more.
+        CoordinatorUnavailable."""
+        await self._membership().update(state="draining")
+
     async def stop(self) -> None:
         """Leaves. The node remembers nothing for others' writes any more, and serves nobody."""
         if self._noting is not None:

@@ -8,16 +8,19 @@ import msgspec
 
 from gateway.admin.origins import OriginWatch
 from gateway.cluster.members import Member, Members
+from gateway.cluster.rebuilding import Rebuilding
 from gateway.config import NodeConfig
 from gateway.store.service import ObjectService
 from gateway.telemetry.metrics import Metrics
 from gateway.tiers.disk import DiskTier
 
 
-def own_usage(disk: DiskTier) -> dict[str, Any]:
-    """What a node tells of its cache, to clients and to other nodes."""
+def own_usage(disk: DiskTier, rebuilding: Rebuilding | None) -> dict[str, Any]:
+    """What a node tells of its cache, to clients and to other nodes. "rebuilding": what is under
+    way, each with its part done, 0 to 1."""
     usage = disk.usage()
     return {
+        "rebuilding": dict(rebuilding.ratios) if rebuilding is not None else {},
         "cache_bytes": usage.bytes,
         "cache_capacity_bytes": int(usage.capacity_bytes),
         "cache_degraded": usage.degraded,
@@ -36,7 +39,12 @@ def _there(member: Member) -> dict[str, Any]:
 
 
 def _usage(raw: bytes | None) -> dict[str, Any]:
-    unknown = {"cache_bytes": 0, "cache_capacity_bytes": 0, "cache_degraded": None}
+    unknown: dict[str, Any] = {
+        "cache_bytes": 0,
+        "cache_capacity_bytes": 0,
+        "cache_degraded": None,
+        "rebuilding": {},
+    }
     return unknown if raw is None else unknown | msgspec.json.decode(raw, type=dict[str, Any])
 
 
@@ -69,7 +77,9 @@ class NodeReport:
         s3_url: Callable[[], str],
         origins: OriginWatch,
         joining: Joins | None = None,
+        rebuilding: Rebuilding | None = None,
     ) -> None:
+        self._rebuilding = rebuilding
         self._joining = joining
         self._node = node
         self._disk = disk
@@ -103,10 +113,10 @@ class NodeReport:
         """The nodes alive; without a cluster, or while this node is no member, this one alone."""
         joining = self._joining
         if joining is None or joining.members.here() is None:
-            return [self._here() | own_usage(self._disk)]
+            return [self._here() | own_usage(self._disk, self._rebuilding)]
         told = await joining.told()
         return [
-            self._here() | own_usage(self._disk)
+            self._here() | own_usage(self._disk, self._rebuilding)
             if member.id == self._node.id
             else _there(member) | _usage(told.get(member.id))
             for member in joining.members.all()
@@ -120,15 +130,6 @@ class NodeReport:
             "state": self._state(),
             "version": version("feedrack"),
             "s3": self._s3_url() if self._state() != "starting" else "",
-        }
-
-    async def dataset(self, bucket: str, prefix: str) -> dict[str, Any]:
-        """Bytes held of the objects under `prefix`, by node and by rack."""
-        held = await self._service.held_bytes(bucket, prefix)
-        return {
-            "dataset": f"s3://{bucket}/{prefix}",
-            "nodes": [{"id": self._node.id, "rack": self._node.rack, "bytes": held}],
-            "racks": [{"rack": self._node.rack, "bytes": held}],
         }
 
     def fills(self) -> list[dict[str, Any]]:

@@ -13,9 +13,12 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
+from gateway.admin.datasets import Datasets
+from gateway.admin.prefetch import PrefetchRoutes
 from gateway.admin.report import NodeReport
 from gateway.config import AdminConfig, Secret, parse_listen
 from gateway.errors import NoSuchBucket
+from gateway.store.prefetch import Prefetcher
 from gateway.telemetry.metrics import Metrics
 
 _OPEN = frozenset({"/healthz", "/readyz"})
@@ -35,6 +38,8 @@ class AdminServer:
         token: Secret | None,
         report: NodeReport,
         metrics: Metrics,
+        datasets: Datasets,
+        prefetcher: Prefetcher,
         on_drain: Callable[[], None],
         on_restart: Callable[[], None] | None = None,
         listeners: Sequence[socket.socket] = (),
@@ -43,6 +48,8 @@ class AdminServer:
         self._token = token
         self._report = report
         self._metrics = metrics
+        self._datasets = datasets
+        self._prefetcher = prefetcher
         self._on_drain = on_drain
         self._on_restart = on_restart
         self._listeners = listeners
@@ -58,9 +65,9 @@ class AdminServer:
                 web.get("/readyz", self._readyz),
                 web.get("/metrics", self._render_metrics),
                 web.get("/v1/members", self._members),
-                web.get("/v1/datasets", self._datasets),
+                web.get("/v1/datasets", self._dataset),
                 web.get("/v1/fills", self._fills),
-                web.post("/v1/prefetch", self._prefetch),
+                *PrefetchRoutes(self._prefetcher).routes(),
                 web.post("/v1/drain", self._drain),
                 web.post("/v1/restart", self._restart),
             ]
@@ -107,21 +114,18 @@ class AdminServer:
     async def _members(self, _: web.Request) -> web.Response:
         return _json({"members": await self._report.members()})
 
-    async def _datasets(self, request: web.Request) -> web.Response:
+    async def _dataset(self, request: web.Request) -> web.Response:
         dataset = request.query.get("dataset", "")
         bucket, _, prefix = dataset.removeprefix("s3://").partition("/")
         if not dataset.startswith("s3://") or not bucket:
             return _refuse(400, "dataset must be s3://bucket/prefix")
         try:
-            return _json(await self._report.dataset(bucket, prefix))
+            return _json(await self._datasets.held(bucket, prefix))
         except NoSuchBucket as error:
             return _refuse(404, f"{bucket}: {error.message}")
 
     async def _fills(self, _: web.Request) -> web.Response:
         return _json({"fills": self._report.fills()})
-
-    async def _prefetch(self, _: web.Request) -> web.Response:
-        return _refuse(501, "prefetch comes with the cluster; this node does not have it yet")
 
     async def _drain(self, _: web.Request) -> web.Response:
         self._on_drain()

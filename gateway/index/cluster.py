@@ -122,6 +122,11 @@ class Link:
             raise CoordinatorUnavailable(f"{having} of {replicas} replicas have what was written")
         return answer
 
+    async def entries(self, stream: str, first: str, last: str, *, limit: int) -> list[Entry]:
+        """What lies in a stream from `first` to `last`, at most so many; "(" excludes."""
+        rows = await self.command("XRANGE", stream, first, last, "COUNT", limit)
+        return [(each[0], _fields(each[1])) for each in rows]
+
     async def read(
         self, streams: Sequence[tuple[str, str]], *, wait_seconds: float, limit: int = 1000
     ) -> dict[bytes, list[Entry]]:
@@ -135,12 +140,17 @@ class Link:
 
 
 class _Failing:
-    """Turns whatever goes wrong within so many seconds into CoordinatorUnavailable."""
+    """Turns whatever goes wrong within so many seconds into CoordinatorUnavailable.
+
+    Up to Python 3.11 the client may lose a cancellation (asyncio.wait_for does, where what it waits
+    for is done in the same step); whoever waits for the task to end would wait for ever."""
 
     def __init__(self, seconds: float) -> None:
         self._timeout = asyncio.timeout(seconds)
+        self._cancelled_before = 0
 
     async def __aenter__(self) -> None:
+        self._cancelled_before = _cancellations()
         await self._timeout.__aenter__()
 
     async def __aexit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
@@ -150,6 +160,13 @@ class _Failing:
             raise CoordinatorUnavailable("Redis does not answer in time") from late
         if isinstance(error, (RedisError, OSError)) and not isinstance(error, NoScriptError):
             raise CoordinatorUnavailable(f"Redis: {error}") from error
+        if error is None and _cancellations() > self._cancelled_before:
+            raise asyncio.CancelledError
+
+
+def _cancellations() -> int:
+    task = asyncio.current_task()
+    return task.cancelling() if task is not None else 0
 
 
 def _streams(raw: Any) -> dict[bytes, list[Entry]]:

@@ -36,9 +36,12 @@ _WAIT_SECONDS = 0.02
 _MAX_WAITS = 100
 # Slots for readers: those of this process and of every other one of the node.
 _MAX_READERS = 126
+# What says that bytes are held.
+_WATCHED = (Table.CHUNKS, Table.SMALL)
 
 T = TypeVar("T")
 Operation = tuple[tuple[Table, bytes], bytes | None]
+Change = Callable[[Table, bytes, bytes | None, bytes | None], None]
 
 
 class IndexLost(FeedrackError):  # noqa: N818 - named as the other internal errors are
@@ -64,6 +67,7 @@ class HeldIndex:
         self._grow: Callable[[int], Awaitable[bool]] | None = None
         self._on_error: Callable[[OSError | IndexLost], None] | None = None
         self._on_commit: Callable[[], None] | None = None
+        self._on_change: Change | None = None
         self.damaged = 0
         size_bytes = path.stat().st_size if path.exists() else 0
         self.map_bytes = -(-size_bytes // 65_536) * 65_536 + _STEP_BYTES
@@ -96,6 +100,11 @@ class HeldIndex:
         `on_error` hears of commits that failed (the next `flush` tries again), `on_commit` of
         those that did not."""
         self._grow, self._on_error, self._on_commit = grow, on_error, on_commit
+
+    def observe(self, on_change: Change) -> None:
+        """Has `on_change` told of every write of a chunk or small object from now on, in its step:
+        table, key, the value before and the value now. It must not raise."""
+        self._on_change = on_change
 
     # Reading
     def get(self, table: Table, key: bytes) -> bytes | None:
@@ -183,6 +192,26 @@ class HeldIndex:
             if count < _SLICE_ENTRIES:
                 return
 
+    async def walk(
+        self, table: Table, after: bytes, limit: int
+    ) -> tuple[list[tuple[bytes, bytes]], bytes | None]:
+        """Up to `limit` committed entries that follow the key `after`, read in a thread, and the
+        key to go on after: None at the table's end. IndexLost where the file is damaged, or
+        closed."""
+        found: list[tuple[bytes, bytes]] = []
+
+        def visit(key: bytes, value: bytes) -> None:
+            found.append((key, value))
+
+        if self._closed:
+            raise IndexLost("the index is closed")
+        try:
+            count, last = await self._run(self._visit, table, after, visit, limit)
+        except lmdb.Error as error:
+            self._unreadable(error)
+            raise IndexLost(str(error)) from error
+        return found, last if count == limit else None
+
     async def clear_dead_readers(self) -> int:
         """Frees the slots of processes that died while they read, and with them the pages they
         kept from being used again; how many there were."""
@@ -244,8 +273,14 @@ class HeldIndex:
     def _write(self, table: Table, key: bytes, value: bytes | None) -> None:
         if self._closed:
             return
+        before = None
+        watched = self._on_change is not None and table in _WATCHED
+        if watched:
+            before = self.get(table, key)
         self._pending[table, key] = value
         self._start()
+        if watched and self._on_change is not None:
+            self._on_change(table, key, before, value)
 
     def _start(self) -> None:
         self._wake.set()
@@ -341,10 +376,14 @@ class HeldIndex:
                     transaction.put(key, sealed(key, value), db=self._tables[table])
 
     def _visit(
-        self, table: Table, after: bytes, visit: Callable[[bytes, bytes], None]
+        self,
+        table: Table,
+        after: bytes,
+        visit: Callable[[bytes, bytes], None],
+        limit: int = _SLICE_ENTRIES,
     ) -> tuple[int, bytes]:
         count = 0
-        for key, raw in self._entries_after(table, after):
+        for key, raw in self._entries_after(table, after, limit):
             value = unsealed(key, raw)
             if value is None:
                 self.damaged += 1
@@ -354,7 +393,9 @@ class HeldIndex:
             after = key
         return count, after
 
-    def _entries_after(self, table: Table, after: bytes) -> Iterator[tuple[bytes, bytes]]:
+    def _entries_after(
+        self, table: Table, after: bytes, limit: int
+    ) -> Iterator[tuple[bytes, bytes]]:
         with (
             self._environment.begin(self._tables[table]) as transaction,
             transaction.cursor() as cursor,
@@ -362,7 +403,7 @@ class HeldIndex:
             there = cursor.set_range(after) if after else cursor.first()
             if there and after and cursor.key() == after:
                 there = cursor.next()
-            for _ in range(_SLICE_ENTRIES):
+            for _ in range(limit):
                 if not there:
                     return
                 yield cursor.item()

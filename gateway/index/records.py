@@ -147,6 +147,39 @@ def name_of(version: ObjectVersion) -> Name:
     )
 
 
+def named(name: Name) -> ObjectVersion:
+    """The version of a full name. UnicodeDecodeError."""
+    version_id = None if name.version_id is None else _text(name.version_id)
+    ref = ObjectRef(name.origin, _text(name.bucket), _text(name.key), version_id)
+    return ObjectVersion(ref, _text(name.etag), name.object_bytes)
+
+
+def chunk_span(key: bytes, raw: bytes, chunk_bytes: int) -> Span | None:
+    """What an entry of CHUNKS is of; None where it is no good. A shard is one chunk, as large as it
+    is."""
+    try:
+        record = decode_chunk(raw)
+        version = named(record.name)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return None
+    number = int.from_bytes(key[16:], "big")
+    return Span(version, number, number * chunk_bytes, number * chunk_bytes + record.size_bytes)
+
+
+def small_span(key: bytes, raw: bytes, chunk_bytes: int) -> Span | None:  # noqa: ARG001 - as `chunk_span`
+    """What an entry of SMALL is of; None where it is no good."""
+    try:
+        record = decode_small(raw)
+        version = named(record.name)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return None
+    return Span(version, 0, 0, record.size_bytes)
+
+
+def _text(raw: bytes) -> str:
+    return raw.decode("utf-8", "surrogatepass")
+
+
 def is_of(record: ChunkRecord | SmallRecord, span: Span) -> bool:
     """Whether the record is the span's: hashes may collide, sizes may be of another setting."""
     name, version = record.name, span.version

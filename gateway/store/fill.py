@@ -22,6 +22,7 @@ import structlog
 
 from gateway.errors import FeedrackError, TierFull, TierUnavailable
 from gateway.model.objects import Span
+from gateway.store.courtesy import Courtesy
 from gateway.store.lanes import Lane, budgets
 from gateway.store.trail import Trail
 from gateway.telemetry.metrics import Metrics
@@ -51,6 +52,8 @@ class Fill:
         self.memory: bytearray | bytes | None = None
         self.landing: Landing | None = None
         self.followers = 0
+        # Set where nobody waits for it: it gives way to those for whom somebody does.
+        self.courtesy: Courtesy | None = None
         self.task: asyncio.Task[None] | None = None
         self._trail: Trail | None = None
         self._waiting: list[asyncio.Future[None]] = []
@@ -118,6 +121,18 @@ class Fill:
             future = asyncio.get_running_loop().create_future()
             self._waiting.append(future)
             await future
+
+    async def give_way(self) -> None:
+        """Lets others go first: its readers and all others, between two pieces."""
+        begun = monotonic()
+        await asyncio.sleep(0)
+        turn_seconds = monotonic() - begun
+        # More than one follower: somebody reads it by now.
+        while self.courtesy is not None and self.followers <= 1:
+            rest = self.courtesy.rest_seconds(turn_seconds, monotonic() - begun)
+            if not rest:
+                return
+            await asyncio.sleep(rest)
 
     async def wait_over(self) -> None:
         """Returns once the fill is over, well or badly."""
@@ -203,6 +218,12 @@ class FollowingReader:
     def region(self, offset: int, limit_bytes: int) -> FileRegion | None:
         return None if self._kept is None else self._kept.region(offset, limit_bytes)
 
+    async def over(self) -> None:
+        """Returns once all of the span has come; raises what has ended it early."""
+        await self._fill.wait_over()
+        if self._fill.error is not None:
+            raise self._fill.error
+
     async def close(self) -> None:
         self.release()
         kept, self._kept = self._kept, None
@@ -245,6 +266,7 @@ class Filler:
         self._small_bytes = small_object_limit_bytes
         self._jitter = jitter
         self._lanes = budgets()
+        self.courtesy = Courtesy(lambda: self._lanes["read"].fills)
         self._fills: dict[tuple[bytes, int], Fill] = {}
         # Fills that are over, for as long as somebody reads from what they left in memory.
         self._over: WeakValueDictionary[tuple[bytes, int], Fill] = WeakValueDictionary()
@@ -284,6 +306,8 @@ class Filler:
         fill = Fill(span, source, kept=kept)
         key = (span.version.digest, span.number)
         assert key not in self._fills  # noqa: S101 - callers look with `find` in the same step
+        if lane in ("prefetch", "background"):
+            fill.courtesy = self.courtesy
         self._fills[key] = fill
         self.metrics.fills_in_flight.set(len(self._fills))
         self._lanes[lane].begun(span.size_bytes)
@@ -307,6 +331,10 @@ class Filler:
         if not self._disk.accepting or not self._lanes[lane].fits(span.size_bytes):
             return None
         return self.start(span, source, lane=lane)
+
+    def fits(self, span: Span, lane: Lane) -> bool:
+        """Whether the lane has room for one more."""
+        return self._disk.accepting and self._lanes[lane].fits(span.size_bytes)
 
     def holds(self, span: Span) -> bool:
         """Whether the disk has the span already."""
@@ -446,5 +474,5 @@ async def _take_in(fill: Fill, coming: Incoming) -> None:
         if not size_bytes:
             raise TierUnavailable("the answer ended early")
         fill.took(size_bytes)
-        # A fast origin has more to give at once: its readers, and all others, go first.
-        await asyncio.sleep(0)
+        # A fast origin has more to give at once.
+        await fill.give_way()

@@ -36,6 +36,11 @@ class Budget:
 
 
 def budgets() -> Mapping[Lane, Budget]:
-    """The budgets of a node. Reads alone bring anything in so far."""
-    # As many bytes as there is memory for fills to land in (tiers/disk.py).
-    return {"read": Budget(fills=32, size_bytes=256 * 1024**2)}
+    """The budgets of a node."""
+    return {
+        # As many bytes as there is memory for fills to land in (tiers/disk.py).
+        "read": Budget(fills=32, size_bytes=256 * 1024**2),
+        # Little enough to be out of the way at once, enough to keep an origin's streams busy.
+        "prefetch": Budget(fills=8, size_bytes=64 * 1024**2),
+        "background": Budget(fills=8, size_bytes=64 * 1024**2),
+    }

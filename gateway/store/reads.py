@@ -201,10 +201,12 @@ class Reads(Core):
     def _nothing_kept(self, bucket: Bucket, ref: ObjectRef) -> bool:
         """Whether the bytes must come from elsewhere in any case, along with the head."""
         near = self._near
+        if not self._versions.trusts:
+            # Everybody asks for the head by himself then; the bytes may still be shared.
+            return False
         if near is not None and near.role(Place(ref.current, 0), "reader") != "cluster":
             # Where the origin alone may be asked for the head, the bytes are still nearer.
-            changing = self._versions.generation(ref) > 0
-            if changing or not self._versions.trusts or bucket.past_packs:
+            if self._versions.generation(ref) > 0 or bucket.past_packs:
                 return False
         return (
             bucket.freshness_seconds > 0
@@ -353,7 +355,7 @@ class Reads(Core):
         self, ref: ObjectRef, what: str, ask: Callable[[Ticket], Coroutine[Any, Any, T]]
     ) -> T:
         """One task answers all who ask the same now; an asker that leaves cancels nothing."""
-        question = (what, ref, self._versions.generation(ref))
+        question = (what, ref, self._versions.present(ref))
         task: asyncio.Task[T] | None = self._questions.get(question)
         if task is None:
             # Drawn before the task first runs: a generation counts from there on only while
@@ -380,6 +382,15 @@ class Reads(Core):
             held += await where.packs.held_bytes(where.origin_bucket, prefix, self._disk.holds)
         return held
 
+    async def pack_roots(self, bucket: str, prefix: str) -> tuple[str, ...] | None:
+        """Where the packs that lie under a prefix have their files; None where some pack has keys
+        beside those of the prefix. NoSuchBucket, TierUnavailable."""
+        where = self.bucket(bucket)
+        if where.packs is None:
+            return ()
+        await where.packs.discover(where.origin_bucket)
+        return where.packs.roots(where.origin_bucket, prefix)
+
     def remainder(self, bucket: str, version: ObjectVersion, wanted: ByteRange) -> SpanSource:
         """Bytes of a version that another process of the node has begun to answer with, from
         wherever they are. NoSuchBucket, and NoSuchKey where the bucket is another one here."""
@@ -403,6 +414,7 @@ class Reads(Core):
         *,
         brought: TierName | None = None,
     ) -> SpanSource:
+        self._filler.courtesy.read()
         return SpanSource(
             known.version,
             wanted,

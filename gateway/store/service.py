@@ -14,9 +14,9 @@ from typing import Any
 from feedrack.offer import Offer
 from gateway.errors import SlowDown
 from gateway.store.batch import BatchReads, WantedObject
+from gateway.store.bringing import Bringing
 from gateway.store.buckets import Bucket
 from gateway.store.lanes import Budget
-from gateway.store.listings import Listings
 from gateway.tiers.packed.handing import Handing
 
 # What all batches together may have on its way before its turn, and so in memory if their clients
@@ -33,7 +33,7 @@ _BATCHES = 1024
 _BATCH_DOCUMENT_BYTES = 256 * 1024**2
 
 
-class ObjectService(Listings):
+class ObjectService(Bringing):
     """All of S3 that this node serves. Built in `gateway.app`; closed after the last request."""
 
     def __init__(self, *, handing: Handing | None = None, **collaborators: Any) -> None:

@@ -122,6 +122,9 @@ class Metrics:
             registry=registry,
         )
         self.redis_commands = counter("redis_commands_total", "Commands sent to Redis.")
+        self.rebuilding_ratio = state(
+            "rebuilding_ratio", "How far what is being rebuilt is, 0 to 1; 1: done.", "what"
+        )
 
     def render(self) -> bytes:
         """The Prometheus text exposition of everything, over all processes of the node."""

@@ -8,8 +8,9 @@ few seconds whether the disk is well again, and goes on by itself.
 import asyncio
 import errno
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import Protocol
 
 import lmdb
 import structlog
@@ -20,6 +21,8 @@ from gateway.errors import FeedrackError, TierFull, TierUnavailable
 from gateway.index.held import HeldIndex, IndexLost, translated
 from gateway.index.records import (
     Table,
+    chunk_span,
+    small_span,
 )
 from gateway.model.objects import ObjectInfo, ObjectRef, Span
 from gateway.telemetry.metrics import Metrics
@@ -55,11 +58,28 @@ class DiskUsage(Struct, frozen=True, kw_only=True):
     degraded: Reason | None
 
 
+class HoldingObserver(Protocol):
+    """Hears of what the disk holds, as its index has it. Called on the event loop; must be quick,
+    and must not raise."""
+
+    def opened(self, index: HeldIndex) -> None:
+        """The folder is open and holds what the index says, over restarts."""
+        ...
+
+    def changed(self, table: Table, key: bytes, before: bytes | None, now: bytes | None) -> None:
+        """A chunk or small object came, was replaced, or went; of each its record in the index."""
+        ...
+
+    def closed(self) -> None:
+        """The disk is gone, and all that was on it."""
+        ...
+
+
 class DiskTier:
     """The cache on this node's disk. One event loop; `start` before anything else.
 
     `on_index` is told which file is the index while what it says of objects can be believed by
-    other processes, and None before it no longer can.
+    other processes, and None before it no longer can. `observer` hears of what is held.
     """
 
     def __init__(
@@ -70,8 +90,10 @@ class DiskTier:
         now: Callable[[], float] = time.monotonic,
         look_seconds: float = _LOOK_SECONDS,
         on_index: Callable[[Path | None], None] = lambda _: None,
+        observer: HoldingObserver | None = None,
     ) -> None:
         self._config = config
+        self._observer = observer
         self._on_index = on_index
         self._metrics = metrics
         self._now = now
@@ -117,14 +139,14 @@ class DiskTier:
         holding = self._holding
         if holding is None:
             return False
-        return holding.small.holds(span) if self._is_small(span) else holding.chunks.holds(span)
+        return holding.small.holds(span) if self.is_small(span) else holding.chunks.holds(span)
 
     def open_now(self, span: Span) -> InstantReader | None:
         """As `open`, without waiting: None where it is not held here or would need a thread."""
         holding = self._holding
         if holding is None:
             return None
-        if self._is_small(span):
+        if self.is_small(span):
             return holding.small.open_now(span)
         return holding.chunks.open_now(span)
 
@@ -133,7 +155,7 @@ class DiskTier:
         holding = self._holding
         if holding is None:
             return None
-        if self._is_small(span):
+        if self.is_small(span):
             return await holding.small.open(span)
         return await holding.chunks.open(span)
 
@@ -163,7 +185,7 @@ class DiskTier:
 
     async def keep(self, span: Span, data: bytes) -> None:
         """Keeps a whole small object; nothing where it is held. TierFull, TierUnavailable."""
-        if not self._is_small(span) or len(data) != span.size_bytes:
+        if not self.is_small(span) or len(data) != span.size_bytes:
             raise ValueError("not a whole small object")
         holding = self._accepting()
         try:
@@ -228,7 +250,27 @@ class DiskTier:
             return 0
         return await holding.held_bytes(origin, bucket, prefix)
 
-    def _is_small(self, span: Span) -> bool:
+    async def held(self, limit: int) -> AsyncIterator[list[Span]]:
+        """Everything that is held, `limit` at a time; what comes and goes meanwhile may be among it
+        or not. Ends early where the disk is lost."""
+        holding = self._holding
+        if holding is None:
+            return
+        await holding.small.log.flush()
+        await holding.index.flush()
+        chunk_bytes = int(self._config.chunk_size)
+        for table, read in ((Table.CHUNKS, chunk_span), (Table.SMALL, small_span)):
+            passed: bytes | None = b""
+            while passed is not None:
+                try:
+                    entries, passed = await holding.index.walk(table, passed, limit)
+                except IndexLost:
+                    return
+                found = (read(key, raw, chunk_bytes) for key, raw in entries)
+                yield [each for each in found if each is not None]
+
+    def is_small(self, span: Span) -> bool:
+        """Whether it is a whole small object."""
         return span.version.size_bytes <= self._config.small_object_limit
 
     def _accepting(self) -> Holding:
@@ -283,6 +325,9 @@ class DiskTier:
             return
         self._health.recovered()
         self._on_index(folder.index_path)
+        if self._observer is not None:
+            index.observe(self._observer.changed)
+            self._observer.opened(index)
         log.info("cache open", path=str(self._config.path), bytes=holding.room.used_bytes)
 
     def _open_index(self, folder: Folder, blind: bool) -> tuple[HeldIndex, Found]:
@@ -313,6 +358,8 @@ class DiskTier:
     async def _detach(self) -> None:
         # From here on writes are not noted in the index.
         self._on_index(None)
+        if self._observer is not None and self._holding is not None:
+            self._observer.closed()
         await self._let_go_of_folder()
 
     async def _let_go_of_folder(self) -> None:

@@ -173,6 +173,15 @@ class Packs(Protocol):
         are here."""
         ...
 
+    async def shards_under(self, bucket: str, prefix: str) -> list[Span]:
+        """The shards that hold keys of a prefix, as far as is known."""
+        ...
+
+    def roots(self, bucket: str, prefix: str) -> tuple[str, ...] | None:
+        """The folders of the packs that lie under a prefix altogether, as far as is known; None
+        where the prefix is but a part of a pack."""
+        ...
+
     async def confirm(self, bucket: str, prefix: str, freshness_seconds: float | None) -> None:
         """Sees to it that what is known of the packs under a prefix is not older than that."""
         ...

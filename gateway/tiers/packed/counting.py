@@ -35,3 +35,25 @@ async def held_in_shards(pack: Pack, prefix: str, holds: Callable[[Span], bool])
             if pack.view is not view:
                 break
     return total
+
+
+async def shards_under(pack: Pack, prefix: str) -> list[Span]:
+    """The shards of a pack that hold objects under `prefix`; what was found by the time the pack is
+    replaced is the answer."""
+    view = pack.view
+    if view is None:
+        return []
+    if pack.prefix.startswith(prefix):
+        return list(view.shards)
+    wanted = prefix.encode()
+    found: set[int] = set()
+    for count, (key, record) in enumerate(view.index.walk(wanted), start=1):
+        if not key.startswith(wanted):
+            break
+        if record.shard is not None:
+            found.add(record.shard)
+        if not count % _AT_ONCE:
+            await asyncio.sleep(0)
+            if pack.view is not view:
+                break
+    return [view.shards[number] for number in sorted(found)]

@@ -19,7 +19,7 @@ from gateway.model.objects import (
     VersionPage,
 )
 from gateway.model.reserved import RESERVED
-from gateway.tiers.packed.counting import held_in_shards
+from gateway.tiers.packed.counting import held_in_shards, shards_under
 from gateway.tiers.packed.hidden import (
     Marker,
     Rows,
@@ -78,6 +78,18 @@ class PackedOrigin(PackedWriting):
     async def held_bytes(self, bucket: str, prefix: str, holds: Callable[[Span], bool]) -> int:
         packs = self._packs(bucket).under(prefix)
         return sum([await held_in_shards(pack, prefix, holds) for pack in packs])
+
+    async def shards_under(self, bucket: str, prefix: str) -> list[Span]:
+        found: list[Span] = []
+        for pack in self._packs(bucket).under(prefix):
+            found += await shards_under(pack, prefix)
+        return found
+
+    def roots(self, bucket: str, prefix: str) -> tuple[str, ...] | None:
+        packs = self._packs(bucket).under(prefix)
+        if not all(pack.prefix.startswith(prefix) for pack in packs):
+            return None
+        return tuple(pack.place.root for pack in packs)
 
     async def _piece(
         self, bucket: str, pack: Pack, prefix: str, delimiter: str, after: str, limit: int
