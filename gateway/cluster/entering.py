@@ -13,7 +13,7 @@ from gateway.cluster.members import Member, decode_member, encode_member
 from gateway.cluster.scripts import JOIN
 from gateway.cluster.session import MARGIN, Claimed, Mark, Session, keys
 from gateway.config import ClusterConfig
-from gateway.index.cluster import Link
+from gateway.index.cluster import Link, fields_of
 from gateway.model.objects import ObjectRef
 
 log = structlog.get_logger()
@@ -107,7 +107,7 @@ async def missed(
         )
         for raw, fields in rows:
             after = position(raw)
-            named = dict(zip(fields[::2], fields[1::2], strict=True))
+            named = fields_of(fields)
             if named.get(b"k") == b"begin":
                 refs.extend(decode_refs(named[b"d"]))
         if not rows:
