@@ -204,10 +204,10 @@ class Reads(Core):
         if not self._versions.trusts:
             # Everybody asks for the head by himself then; the bytes may still be shared.
             return False
-        if near is not None and near.role(Place(ref.current, 0), "reader") != "cluster":
-            # Where the origin alone may be asked for the head, the bytes are still nearer.
-            if self._versions.generation(ref) > 0 or bucket.past_packs:
-                return False
+        # Where the origin alone may be asked for the head, the bytes are still nearer.
+        alone = self._versions.generation(ref) > 0 or bucket.past_packs
+        if alone and near is not None and near.role(Place(ref.current, 0), "reader") != "cluster":
+            return False
         return (
             bucket.freshness_seconds > 0
             and self._disk.accepting
