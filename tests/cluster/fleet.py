@@ -312,7 +312,7 @@ class Fleet:
         return {
             **s3_origin_settings(f"http://{host}:{port}", folder),
             "connect_timeout_seconds": 2,
-            "read_timeout_seconds": 5,
+            "read_timeout_seconds": 2,
             "attempts": 2,
         }
 
