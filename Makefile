@@ -7,7 +7,7 @@ export UV_TOOL_BIN_DIR := $(CURDIR)/.tools/bin
 export UV_SYSTEM_CERTS := true
 ARGS ?=
 
-.PHONY: help install clients real-files demo test check format bench clean
+.PHONY: help install redis clients real-files demo cluster soak test check format bench clean
 
 help:          ## this list
 	@sed -n 's/^\([a-z]*\):.*##/\1\t/p' $(MAKEFILE_LIST)
@@ -15,7 +15,13 @@ help:          ## this list
 demo: install  ## the main job on real files, end to end (ARGS=--keep stays up)
 	@$(RUN) python -m demo $(ARGS)
 
-test: install clients real-files ## all tests but those marked hardware and bench
+cluster: install redis ## six nodes in three racks on this machine (ARGS=--keep stays up)
+	@$(RUN) python -m demo.cluster $(ARGS)
+
+soak: install redis ## clients on six nodes while everything fails (SOAK_MINUTES=10, SEED=…)
+	@$(RUN) python -m tests.cluster.soak
+
+test: install redis clients real-files ## all tests but those marked hardware and bench
 	$(RUN) pytest -n auto $(ARGS)
 
 check: install ## format, lint, types, import floors
@@ -38,6 +44,9 @@ bench: $(UV)   ## beside the peers, which it installs; results under benchmarks/
 install: $(UV)
 	@$(UV) sync --frozen --quiet
 
+redis:         # the coordinator of several nodes, where it can be had
+	@sh tests/install-redis.sh
+
 clients:       # the S3 clients the tests drive, where they can be had
 	@sh tests/install-clients.sh $(UV)
 
@@ -49,4 +58,4 @@ real-files:    # the small files the tests pack, where they can be had
 	.tools/bin/pip install --quiet uv
 
 clean:         ## what the other targets made
-	rm -rf .venv .tools .demo .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .tools .demo .cluster .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -44,13 +44,19 @@ policy = [{{ allow = ["*"], buckets = ["*"] }}]
 
 
 class DemoNode:
-    """Starts, stops and questions one node whose files all lie under `folder`."""
+    """Starts, stops and questions one node whose files all lie under `folder`.
 
-    def __init__(self, folder: Path) -> None:
+    `config` is its configuration, {folder}, {s3_port} and {access_key} left open.
+    """
+
+    def __init__(
+        self, folder: Path, *, config: str = _CONFIG, secret_key: str | None = None
+    ) -> None:
         self.folder = folder
-        self.secret_key = secrets.token_urlsafe(24)
+        self.secret_key = secret_key or secrets.token_urlsafe(24)
         self.endpoint_url = ""
-        self._admin_url = ""
+        self.admin_url = ""
+        self._config = config
         self._port = 0
         self._process: subprocess.Popen[bytes] | None = None
         shutil.rmtree(folder, ignore_errors=True)
@@ -65,9 +71,14 @@ class DemoNode:
 
     def start(self) -> None:
         """Starts the node and waits until it serves; later starts keep the first one's port."""
+        self.launch()
+        self.await_serving()
+
+    def launch(self) -> None:
+        """Starts the node."""
         config = self.folder / "feedrack.toml"
         config.write_text(
-            _CONFIG.format(folder=self.folder, s3_port=self._port, access_key=ACCESS_KEY)
+            self._config.format(folder=self.folder, s3_port=self._port, access_key=ACCESS_KEY)
         )
         self.log.write_bytes(b"")
         with self.log.open("ab") as log:
@@ -80,6 +91,9 @@ class DemoNode:
                 start_new_session=True,
                 env={k: v for k, v in os.environ.items() if not k.startswith("FEEDRACK__")},
             )
+
+    def await_serving(self) -> None:
+        """Waits until a node that was launched serves."""
         deadline = time.monotonic() + _START_SECONDS
         while True:
             said = re.search(
@@ -87,11 +101,20 @@ class DemoNode:
             )
             if said is not None:
                 break
-            if self._process.poll() is not None or time.monotonic() > deadline:
+            if self._process is None or self._process.poll() is not None:
                 raise RuntimeError(f"the node did not start:\n{self.log.read_text()[-2000:]}")
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"the node does not serve; see {self.log}")
             time.sleep(0.05)
-        self.endpoint_url, self._admin_url = said["s3"], said["admin"]
+        self.endpoint_url, self.admin_url = said["s3"], said["admin"]
         self._port = int(self.endpoint_url.rpartition(":")[2])
+
+    def kill(self) -> None:
+        """Ends the node as a crash would."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
 
     def stop(self) -> None:
         """Drains the node, as SIGTERM does."""
@@ -114,7 +137,7 @@ class DemoNode:
     def counter(self, name: str, **labels: str) -> int:
         """The sum of a metric's samples that carry `labels`."""
         try:
-            with urllib.request.urlopen(f"{self._admin_url}/metrics", timeout=10) as answer:  # noqa: S310
+            with urllib.request.urlopen(f"{self.admin_url}/metrics", timeout=10) as answer:  # noqa: S310
                 text = answer.read().decode()
         except urllib.error.URLError as error:
             raise RuntimeError(f"the admin port does not answer: {error}") from error

@@ -102,18 +102,15 @@ async def missed(
     refs: list[ObjectRef] = []
     after = mark.position
     while after < place:
-        rows = await link.command(
-            "XRANGE", changes, f"({written(after)}", written(place), "COUNT", 1000
-        )
+        rows = await link.entries(changes, f"({written(after)}", written(place), limit=1000)
         for raw, fields in rows:
             after = position(raw)
-            named = dict(zip(fields[::2], fields[1::2], strict=True))
-            if named.get(b"k") == b"begin":
-                refs.extend(decode_refs(named[b"d"]))
+            if fields.get(b"k") == b"begin":
+                refs.extend(decode_refs(fields[b"d"]))
         if not rows:
             break
     # Afterwards, since it may have been trimmed meanwhile.
-    first = await link.command("XRANGE", changes, "-", "+", "COUNT", 1)
+    first = await link.entries(changes, "-", "+", limit=1)
     if not first or position(first[0][0]) > mark.position:
         log.warning("too long away", reason="the changes meanwhile are not kept any more")
         return None

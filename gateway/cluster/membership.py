@@ -107,8 +107,7 @@ class Membership:
         self._leaving = True
         task, self._task = self._task, None
         if task is not None:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+            await _ended(task)
         session = self.session
         if session is not None and not session.lost:
             self._lose(session, "left")
@@ -192,11 +191,9 @@ class Membership:
                     if task.done():
                         task.result()
             finally:
-                following.cancel()
-                await asyncio.gather(following, return_exceptions=True)
+                await _ended(following)
         finally:
-            renewing.cancel()
-            await asyncio.gather(renewing, return_exceptions=True)
+            await _ended(renewing)
             if not self._leaving:
                 self._lose(session, "lost")
 
@@ -263,3 +260,12 @@ class Membership:
 
     def _tell_trust(self) -> None:
         self._on_trust(self.trusted_until())
+
+
+async def _ended(task: asyncio.Task[None]) -> None:
+    """Cancels a task until it has ended, whatever it ends with. Once is not enough: the client of
+    Redis sends by `asyncio.wait_for`, which in Python 3.11 loses a cancellation now and then."""
+    while not task.done():
+        task.cancel()
+        await asyncio.wait((task,), timeout=_PAUSE_SECONDS)
+    await asyncio.gather(task, return_exceptions=True)

@@ -122,6 +122,11 @@ class Link:
             raise CoordinatorUnavailable(f"{having} of {replicas} replicas have what was written")
         return answer
 
+    async def entries(self, stream: str, first: str, last: str, *, limit: int) -> list[Entry]:
+        """What lies in a stream from `first` to `last`, at most so many; "(" excludes."""
+        rows = await self.command("XRANGE", stream, first, last, "COUNT", limit)
+        return [(each[0], _fields(each[1])) for each in rows]
+
     async def read(
         self, streams: Sequence[tuple[str, str]], *, wait_seconds: float, limit: int = 1000
     ) -> dict[bytes, list[Entry]]:
@@ -170,11 +175,13 @@ def _streams(raw: Any) -> dict[bytes, list[Entry]]:
     for key, entries in pairs:
         # RESP3 wraps the entries of a stream once more.
         rows = entries[0] if entries and isinstance(entries[0][0], list) else entries
-        found[key] = [(each[0], _fields(each[1])) for each in rows]
+        found[key] = [(each[0], fields_of(each[1])) for each in rows]
     return found
 
 
-def _fields(raw: Any) -> dict[bytes, bytes]:
+def fields_of(raw: Any) -> dict[bytes, bytes]:
+    """An entry's fields, in whichever form the client hands them over: to what `read` and XRANGE
+    answer it does not do the same."""
     if raw is None:
         return {}
     if isinstance(raw, dict):

@@ -16,7 +16,7 @@ import structlog
 
 from gateway.cluster.proof import NODE, SERVER_NONCE, SIGNATURE, Prover, Verifier
 from gateway.config import parse_listen
-from gateway.errors import TierUnavailable
+from gateway.errors import FeedrackError
 from gateway.peers.request import (
     HEAD_BYTES,
     PeerAnswer,
@@ -172,7 +172,7 @@ class PeerPort:
         except (OSError, _NotProvenError):
             # They have gone, or are nobody to talk to.
             pass
-        except TierUnavailable as error:
+        except FeedrackError as error:
             log.warning("answer to a peer broken off", reason=str(error))
         except Exception:
             log.exception("a peer's connection failed")

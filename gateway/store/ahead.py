@@ -19,6 +19,8 @@ from gateway.store.direct import DirectReader
 from gateway.store.fill import FollowingReader
 
 _MOST_CHUNKS = 16
+# Another node's fill costs this one nothing.
+_FIRST_ELSEWHERE = 4
 # Of the time looked at: from here on a reader waits, below there it does not.
 _WAITS = 0.1
 _WAITS_NOT = 0.02
@@ -35,10 +37,12 @@ _BEGIN_SECONDS = 1.0
 
 
 class Pace:
-    """How many `chunks` are to be on their way ahead of one reader."""
+    """How many `chunks` are to be on their way ahead of one reader: `first_chunks` once it waits,
+    and then twice as many each time."""
 
-    def __init__(self, most_chunks: int = _MOST_CHUNKS) -> None:
+    def __init__(self, most_chunks: int = _MOST_CHUNKS, *, first_chunks: int = 1) -> None:
         self._most_chunks = most_chunks
+        self._first_chunks = first_chunks
         self.chunks = 0
         # What the last step up came from: the chunks and the rate then.
         self._tried: tuple[int, float] | None = None
@@ -58,7 +62,7 @@ class Pace:
             self._calm = 0
             if not self._rest and self.chunks < self._most_chunks:
                 self._tried = (self.chunks, rate)
-                self.chunks = min(max(1, 2 * self.chunks), self._most_chunks)
+                self.chunks = min(max(self._first_chunks, 2 * self.chunks), self._most_chunks)
         elif waited <= _WAITS_NOT:
             self._calm += 1
             # Waiting may come with the next chunk: look at some of them first.
@@ -88,7 +92,11 @@ Coming = FollowingReader | DirectReader
 
 class Ahead:
     """Brings in ahead of one reader of `wanted`, from the chunk it has come to on. `begin` gives a
-    reader of a chunk that begins to come in; None where no more may. `holds`: it is here."""
+    reader of a chunk that begins to come in; None where no more may. `holds`: it is here.
+
+    `elsewhere`: chunks may come in at other nodes. How much of them has come is not seen from here,
+    only how fast the reader gets on; and that only over as many chunks as are brought in at once.
+    """
 
     def __init__(
         self,
@@ -98,6 +106,7 @@ class Ahead:
         wanted: ByteRange,
         *,
         chunk_size_bytes: int,
+        elsewhere: bool = False,
         now: Callable[[], float] = monotonic,
     ) -> None:
         self._begin = begin
@@ -106,7 +115,9 @@ class Ahead:
         self._stop = wanted.stop
         self._chunk_bytes = chunk_size_bytes
         self._now = now
-        self._pace = Pace()
+        self._elsewhere = elsewhere
+        self._crossed = 0
+        self._pace = Pace(first_chunks=_FIRST_ELSEWHERE) if elsewhere else Pace()
         self._number = 0
         self._current: Coming | None = None
         # Chunks on their way or here, which the reader has not come to yet.
@@ -130,6 +141,7 @@ class Ahead:
             self._current.on_wait = None
         self._number, self._current = number, reader
         reader.on_wait = self._waited
+        self._crossed += 1
         self._look(crossing=True)
         self._top_up()
 
@@ -171,6 +183,8 @@ class Ahead:
             if seconds > _BEGIN_SECONDS or all(each.begun for each in self._coming.values()):
                 self._begin_look(settled=True)
             return False
+        if self._elsewhere and self._crossed <= self._pace.chunks:
+            return False
         arrived_bytes = self._arrived() - self._arrived_before
         if not crossing and arrived_bytes < _LOOK_BYTES * (1 + len(self._coming)):
             return False
@@ -181,6 +195,7 @@ class Ahead:
         return changed
 
     def _begin_look(self, *, settled: bool) -> None:
+        self._crossed = 0
         self._began = self._now()
         self._arrived_before = self._arrived()
         self._waited_seconds = 0.0

@@ -4,10 +4,12 @@ It behaves as it is asked, whatever it takes itself for: as its rack's home, as 
 only as one that may hold something (`tiers/peers/asking.py`). What comes in for others is kept.
 """
 
+from contextlib import suppress
+
 import msgspec
 from msgspec import Struct
 
-from gateway.errors import FeedrackError, VersionChanged
+from gateway.errors import Corrupt, FeedrackError, VersionChanged
 from gateway.model.objects import ObjectInfo, ObjectRef, Span, known_object
 from gateway.model.ranges import ByteRange, span
 from gateway.store.buckets import Bucket
@@ -54,8 +56,13 @@ class Giving(Reads):
         wanted = question.span
         if not self._is_span(wanted):
             raise WrongQuestionError("no chunk, shard or small object as this node has them")
-        bucket = await self._bucket_of(wanted.version.ref)
         offset, until = question.offset, question.until
+        held = await self._disk.open(wanted)
+        if held is not None:
+            # Before anything that may need the origin; what is corrupt was dropped, and comes anew.
+            with suppress(Corrupt):
+                return await _begun(held, offset, until)
+        bucket = await self._bucket_of(wanted.version.ref)
         if question.level == "held":
             return await _begun(await self._held_here(bucket, wanted), offset, until)
         if question.level == "partial":
@@ -77,7 +84,7 @@ class Giving(Reads):
         if question.level == "held":
             return await self._head_held_here(question)
         role: Role = "rack" if question.level == "rack" else "cluster"
-        bucket = _as_fresh(await self._bucket_of(ref), question.freshness_seconds)
+        bucket = _as_fresh(self._buckets.behind(ref.origin, ref.bucket), question.freshness_seconds)
         for attempt in range(_RESTARTS):
             learned = await self._known_or_asked(bucket, question, role)
             info = learned.info
@@ -129,6 +136,7 @@ class Giving(Reads):
         if known is not None:
             info, age_seconds = known
             return Learned(info, self._versions.now() - age_seconds, "disk")
+        await self._bucket_of(ref)
         if question.first and self._nothing_kept(bucket, ref):
             return await self._open_unknown(bucket, ref, checksums=checksums, role=role)
         return await self._ask(bucket, ref, checksums=checksums, role=role)

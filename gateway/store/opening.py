@@ -160,6 +160,7 @@ class Opener:
                 self._version,
                 self._wanted,
                 chunk_size_bytes=self._chunk_bytes,
+                elsewhere=self._sources.near is not None,
             )
         if self._ahead is not None:
             self._ahead.reached(span.number, coming)

@@ -201,11 +201,13 @@ class Reads(Core):
     def _nothing_kept(self, bucket: Bucket, ref: ObjectRef) -> bool:
         """Whether the bytes must come from elsewhere in any case, along with the head."""
         near = self._near
-        if near is not None and near.role(Place(ref.current, 0), "reader") != "cluster":
-            # Where the origin alone may be asked for the head, the bytes are still nearer.
-            changing = self._versions.generation(ref) > 0
-            if changing or not self._versions.trusts or bucket.past_packs:
-                return False
+        if not self._versions.trusts:
+            # Everybody asks for the head by himself then; the bytes may still be shared.
+            return False
+        # Where the origin alone may be asked for the head, the bytes are still nearer.
+        alone = self._versions.generation(ref) > 0 or bucket.past_packs
+        if alone and near is not None and near.role(Place(ref.current, 0), "reader") != "cluster":
+            return False
         return (
             bucket.freshness_seconds > 0
             and self._disk.accepting
@@ -353,7 +355,7 @@ class Reads(Core):
         self, ref: ObjectRef, what: str, ask: Callable[[Ticket], Coroutine[Any, Any, T]]
     ) -> T:
         """One task answers all who ask the same now; an asker that leaves cancels nothing."""
-        question = (what, ref, self._versions.generation(ref))
+        question = (what, ref, self._versions.present(ref))
         task: asyncio.Task[T] | None = self._questions.get(question)
         if task is None:
             # Drawn before the task first runs: a generation counts from there on only while

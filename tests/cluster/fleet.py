@@ -224,7 +224,9 @@ class Fleet:
             found = self.ask(number, "/v1/members")["members"]
         except (urllib.error.URLError, OSError):
             return []
-        return sorted(member["id"] for member in found if member["state"] == "serving")
+        return sorted(
+            each["id"] for each in found if each.get("member", True) and each["state"] == "serving"
+        )
 
     def await_members(self, numbers: Sequence[int] | None = None) -> None:
         """Waits until all nodes that run, or those, know all that run for members."""

@@ -26,7 +26,9 @@ class Operation:
 
     `answered` None: it failed or timed out: nobody knows what it did. `value`: the ETag put,
     copied or read. A copy says its `source`; one with `value` None found it missing. A listing says
-    which keys it `covers` and which it `shows`.
+    which keys it `covers` and which it `shows`. `repeated`: the origin lost answers then, and
+    may have been asked for it more than once, as S3 clients do: it may have had its effect again,
+    and a copy that found nothing may have found something before.
     """
 
     what: What
@@ -39,6 +41,7 @@ class Operation:
     shows: Mapping[str, str] = field(default_factory=dict)
     client: int = 0
     node: int = 0
+    repeated: bool = False
 
 
 @dataclass(frozen=True)
@@ -51,8 +54,18 @@ class Violation:
     around: tuple[Operation, ...]
 
     def __str__(self) -> str:
-        lines = [f"{self.key}: {self.why}", *(_line(each, self.culprit) for each in self.around)]
+        lines = [f"{self.key}: {self.why}", *(self._line(each) for each in self.around)]
         return "\n".join(lines)
+
+    def _line(self, each: Operation) -> str:
+        mark = ">" if each is self.culprit else " "
+        ended = "never    " if each.answered is None else f"{each.answered:9.3f}"
+        source = f" from {each.source}" if each.source else ""
+        value = each.shows.get(self.key) if each.what == "list" else each.value
+        return (
+            f"  {mark} {each.asked:9.3f} to {ended} client {each.client:2} by n{each.node + 1}: "
+            f"{each.what} {each.key}{source} {value or '-'}"
+        )
 
 
 @dataclass(frozen=True)
@@ -97,10 +110,14 @@ def _by_key(operations: list[Operation], initial: Mapping[str, str]) -> dict[str
     steps: dict[str, list[_Step]] = defaultdict(list)
     ever = _ever_held(operations, initial)
 
-    def add(key: str, told: Operation, values: Iterable[Value], *, writes: bool) -> None:
-        answered = math.inf if told.answered is None else told.answered
+    def add(
+        key: str, told: Operation, values: Iterable[Value], *, writes: bool, unsure: bool = False
+    ) -> None:
+        answered = math.inf if unsure or told.answered is None else told.answered
         step = _Step(len(steps[key]), writes, frozenset(values), told.asked, answered, told)
         steps[key].append(step)
+        if told.repeated and writes and not unsure:
+            add(key, told, values, writes=True, unsure=True)
 
     for each in operations:
         done = each.answered is not None
@@ -112,6 +129,8 @@ def _by_key(operations: list[Operation], initial: Mapping[str, str]) -> dict[str
             add(each.source, each, [each.value], writes=False)
             if each.value is not None:
                 add(each.key, each, [each.value], writes=True)
+            elif each.repeated:
+                add(each.key, each, ever[each.source], writes=True, unsure=True)
         elif each.what == "copy":
             add(each.key, each, ever[each.source], writes=True)
         elif each.what == "get" and done:
@@ -130,7 +149,7 @@ def _ever_held(operations: list[Operation], initial: Mapping[str, str]) -> dict[
     for each in operations:
         if each.what == "put" or (each.what == "copy" and each.value is not None):
             held[each.key].add(each.value)
-    unsure = [each for each in operations if each.what == "copy" and each.answered is None]
+    unsure = [each for each in operations if each.what == "copy" and each.value is None]
     grew = True
     while grew:
         before = sum(map(len, held.values()))
@@ -254,24 +273,15 @@ def _explain(key: str, culprit: _Step, steps: list[_Step], initial: Value) -> Vi
             why = f"stale: asked {late:.3f} s after a {missed} was acknowledged"
         else:
             why = "no order of the writes explains this read"
-    near = [
-        step.told
-        for step in steps
-        if step.writes and step.asked <= culprit.answered and step.answered >= culprit.asked - 30
-    ]
-    around = sorted({id(each): each for each in (*near[-12:], culprit.told)}.values(), key=_asked)
+
+    def near(each: _Step, seconds: float) -> bool:
+        return each.asked <= culprit.answered and each.answered >= culprit.asked - seconds
+
+    told = [step.told for step in steps if step.writes and near(step, 30)][-12:]
+    told += [step.told for step in steps if not step.writes and near(step, 2)][-20:]
+    around = sorted({id(each): each for each in (*told, culprit.told)}.values(), key=_asked)
     return Violation(key, why, culprit.told, tuple(around))
 
 
 def _asked(operation: Operation) -> float:
     return operation.asked
-
-
-def _line(each: Operation, culprit: Operation) -> str:
-    mark = ">" if each is culprit else " "
-    ended = "   never " if each.answered is None else f"{each.answered:9.3f}"
-    source = f" from {each.source}" if each.source else ""
-    return (
-        f"  {mark} {each.asked:9.3f} to {ended} client {each.client:2} by n{each.node + 1}: "
-        f"{each.what} {each.key}{source} {each.value or '-'}"
-    )

@@ -20,9 +20,19 @@ def redis_server() -> str | None:
 
 
 class RedisProcess:
-    """One redis-server that writes nothing down by itself."""
+    """One redis-server that writes nothing down by itself; `sentinel`: one that runs as a Sentinel,
+    by the sentinel.conf in its folder."""
 
-    def __init__(self, folder: Path, spot: Spot, port: int, arguments: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        spot: Spot,
+        port: int,
+        arguments: Sequence[str] = (),
+        *,
+        sentinel: bool = False,
+    ) -> None:
+        self._sentinel = sentinel
         self.folder = folder
         self.port = port
         self.host = spot.host
@@ -44,17 +54,19 @@ class RedisProcess:
         """Starts it and waits until it answers. `empty` False: with what `stop` let it save."""
         if empty:
             (self.folder / "dump.rdb").unlink(missing_ok=True)
+        arguments = [
+            "--port", str(self.port), "--bind", self.host, "--save", "", "--appendonly", "no",
+            "--dir", str(self.folder), "--protected-mode", "no", *self._arguments,
+        ]  # fmt: skip
+        if self._sentinel:
+            arguments = [str(self.folder / "sentinel.conf"), "--sentinel"]
         with (self.folder / "redis.log").open("ab") as log:
             self._process = subprocess.Popen(
-                [
-                    *self._prefix, "redis-server", "--port", str(self.port), "--bind", self.host,
-                    "--save", "", "--appendonly", "no", "--dir", str(self.folder),
-                    "--protected-mode", "no", *self._arguments,
-                ],
+                [*self._prefix, "redis-server", *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-            )  # fmt: skip
+            )
         deadline = time.monotonic() + _START_SECONDS
         while not self.answers():
             if self._process.poll() is not None or time.monotonic() > deadline:

@@ -1,7 +1,9 @@
 """Before the origin is asked: racks that hold it, and who was at home before."""
 
+import asyncio
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -128,3 +130,65 @@ async def test_chunks_elsewhere_are_begun_before_a_reader_has_come_to_them(
         )
     budget = six["a1"].node.service._ahead_elsewhere
     assert budget.fills == 0
+
+
+class Slow:
+    """An origin whose streams are slow, each by itself."""
+
+    def __init__(self, inner: Any, streams: list[int]) -> None:
+        self._inner = inner
+        self._streams = streams
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    async def open(self, *args: Any, **how: Any) -> "SlowOpened":
+        return SlowOpened(await self._inner.open(*args, **how), self._streams)
+
+
+class SlowOpened:
+    """Counts how many are read at a time, in the last place of `streams` the most there were."""
+
+    def __init__(self, inner: Any, streams: list[int]) -> None:
+        self._inner = inner
+        self._streams = streams
+        streams[0] += 1
+        streams[1] = max(streams)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    async def read_into(self, memory: memoryview) -> int:
+        await asyncio.sleep(0.01)
+        got_bytes: int = await self._inner.read_into(memory[:16_384])
+        return got_bytes
+
+    async def close(self) -> None:
+        self._streams[0] -= 1
+        await self._inner.close()
+
+
+async def test_a_reader_of_a_node_that_keeps_nothing_has_chunks_brought_in_ahead(
+    six: Cluster, tmp_path: Path
+) -> None:
+    """All of it has its home in other racks' nodes and this rack's other one."""
+    streams = [0, 0]
+    for each in six.nodes:
+        packed: Any = each.node.origins["main"]
+        packed._origin = Slow(packed._origin, streams)
+    body = put(tmp_path, "large", 24 * CHUNK_BYTES)
+    assert await six["a1"].read("large") == body
+    assert streams[1] >= 5
+    assert six.origin_bytes() == len(body)
+
+
+async def test_what_is_damaged_on_a_peers_disk_comes_anew(six: Cluster, tmp_path: Path) -> None:
+    key = six.key_at("a1")
+    body = put(tmp_path, key, CHUNK_BYTES)
+    assert await six["a1"].read(key) == body
+    assert await six["a1"].holds(key)
+    (chunk,) = (tmp_path / "a1" / "cache" / "chunks").glob("*/*")
+    with chunk.open("r+b") as file:
+        file.write(b"damaged")
+    assert await six["a2"].read(key) == body
+    assert six["a1"].counted("feedrack_cache_corrupt_total") == 1

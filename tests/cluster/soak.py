@@ -1,0 +1,216 @@
+"""A soak: clients at work on a fleet while a schedule hurts it; then every read is checked.
+
+SOAK_MINUTES=30 SEED=7 make soak
+"""
+
+import asyncio
+import os
+import random
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from tests.cluster.faults import NODE_FAULTS, Injury, inflict, schedule
+from tests.cluster.fleet import Fleet
+from tests.cluster.history import Operation, Violation, check
+from tests.cluster.workload import Bodies, Client, Seen
+from tests.origins import ACCESS_KEY, SECRET_KEY
+
+CLIENTS = 16
+PACKED = tuple(f"train/packed/{number:02}" for number in range(15))
+PLAIN = tuple(f"train/plain/{number:02}" for number in range(20))
+FIXED = tuple(f"fixed/{number:02}" for number in range(15))
+KEYS = PACKED + PLAIN + FIXED
+PREFIXES = ("train/packed/", "train/plain/", "fixed/")
+SETTINGS: dict[str, Any] = {
+    "cache": {"capacity": "64MiB"},
+    "buckets": {
+        "train": {"origin": "main", "origin_bucket": "train", "freshness_seconds": 60},
+        "fixed": {"origin": "main", "origin_bucket": "fixed", "immutable": True},
+    },
+}
+
+
+@dataclass
+class Outcome:
+    """What a soak has found. `told`: its schedule as it went."""
+
+    seen: Seen
+    violations: list[Violation]
+    unanswered: list[str]
+    told: list[str]
+
+    @property
+    def faultless(self) -> bool:
+        return not (self.violations or self.seen.wrong or self.unanswered)
+
+    def __str__(self) -> str:
+        history = self.seen.history
+        lines = [
+            *self.told,
+            *(f"{count:8} {code}" for code, count in sorted(self.seen.codes.items())),
+            f"{len(history)} operations, the slowest {self.seen.slowest_seconds:.1f} s",
+            *self.seen.wrong[:20],
+            *self.unanswered[:20],
+            *map(str, self.violations[:10]),
+            f"{len(self.violations)} keys with answers that no order explains, "
+            f"{len(self.seen.wrong)} wrong answers, {len(self.unanswered)} reads without an answer "
+            "after all was healed",
+        ]
+        return "\n".join(lines)
+
+
+def soak(fleet: Fleet, *, seed: int, seconds: float, tell: Callable[[str], None]) -> Outcome:
+    """Runs on a fleet with buckets "train" and "fixed" that has just started."""
+    told: list[str] = []
+
+    def say(line: str) -> None:
+        told.append(line)
+        tell(line)
+
+    say(f"SEED={seed}, {seconds:.0f} s")
+    seen = Seen()
+    chance = random.Random(seed)
+    bodies = Bodies(seen, chance)
+    initial = _prepare(fleet, bodies)
+    injuries = schedule(seed, seconds, len(fleet.racks))
+    suffered: list[tuple[str, float, float]] = []
+    unanswered = asyncio.run(_run(fleet, injuries, seen, bodies, chance, seconds, say, suffered))
+    begun = time.monotonic()
+    violations = check(_with_repeats(seen.history, suffered), initial)
+    say(f"checked in {time.monotonic() - begun:.1f} s")
+    return Outcome(seen, violations, unanswered, told)
+
+
+def _with_repeats(
+    history: list[Operation], suffered: list[tuple[str, float, float]]
+) -> list[Operation]:
+    """Marks what was asked while the origin's answers were lost."""
+    lost = [(since, until) for what, since, until in suffered if what == "origin failing"]
+    return [
+        replace(each, repeated=True)
+        if any(
+            each.asked < until and (each.answered is None or each.answered > since)
+            for since, until in lost
+        )
+        else each
+        for each in history
+    ]
+
+
+def _prepare(fleet: Fleet, bodies: Bodies) -> dict[str, str]:
+    """Objects that are there before, some of them packed with their originals kept."""
+    client = fleet.origin_client()
+    initial = {}
+    for key in (*PACKED, *PLAIN[:10], *FIXED[:5]):
+        etag, content = bodies.make(200)
+        bucket, _, name = key.partition("/")
+        client.put_object(Bucket=bucket, Key=name, Body=content)
+        initial[key] = etag
+    packer = [sys.executable, "-m", "packer.cli", "pack", "s3://train/packed/", "--settle", "0"]
+    environ = {
+        "AWS_ACCESS_KEY_ID": ACCESS_KEY,
+        "AWS_SECRET_ACCESS_KEY": SECRET_KEY.reveal(),
+        "AWS_ENDPOINT_URL": fleet.origin.url,
+        "AWS_DEFAULT_REGION": "us-east-1",
+    }
+    done = subprocess.run(
+        packer, env={**os.environ, **environ}, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    return initial
+
+
+async def _run(
+    fleet: Fleet,
+    injuries: list[Injury],
+    seen: Seen,
+    bodies: Bodies,
+    chance: random.Random,
+    seconds: float,
+    tell: Callable[[str], None],
+    suffered: list[tuple[str, float, float]],
+) -> list[str]:
+    endpoints = [node.endpoint_url for node in fleet.nodes]
+    stop = threading.Event()
+    ends = time.monotonic() + seconds
+    connector = aiohttp.TCPConnector(limit=0)
+    async with aiohttp.ClientSession(
+        connector=connector, timeout=aiohttp.ClientTimeout(total=None)
+    ) as session:
+
+        def client(number: int) -> Client:
+            own = random.Random(chance.random())
+            return Client(number, endpoints, KEYS, PREFIXES, bodies, seen, own, session)
+
+        lanes = [
+            asyncio.to_thread(inflict, fleet, lane, tell, stop, suffered)
+            for lane in _lanes(injuries)
+        ]
+        working = [
+            asyncio.create_task(client(number).run(lambda: time.monotonic() > ends))
+            for number in range(CLIENTS)
+        ]
+        trimming = asyncio.create_task(_trim(fleet))
+        try:
+            await asyncio.gather(*lanes, *working)
+        finally:
+            stop.set()
+            trimming.cancel()
+        await asyncio.to_thread(fleet.await_members)
+        return await _read_all(client(CLIENTS), seen, len(endpoints))
+
+
+def _lanes(injuries: Sequence[Injury]) -> list[list[Injury]]:
+    of_nodes = [each for each in injuries if each.what in NODE_FAULTS]
+    return [of_nodes, [each for each in injuries if each not in of_nodes]]
+
+
+async def _read_all(client: Client, seen: Seen, nodes: int) -> list[str]:
+    """Every key through every node, once nothing is wrong any more: all must answer."""
+    unanswered = []
+    for node in range(nodes):
+        for key in KEYS:
+            before = len(seen.history) + len(seen.wrong)
+            await client.get(node, key)
+            if len(seen.history) + len(seen.wrong) == before:
+                unanswered.append(f"{key} by n{node + 1}")
+    return unanswered
+
+
+async def _trim(fleet: Fleet) -> None:
+    """The origin's proxy remembers every request's head, which nobody here asks for."""
+    while True:
+        await asyncio.sleep(5)
+        fleet.origin.seen.heads.clear()
+
+
+def main() -> int:
+    seed = int(os.environ.get("SEED", "0")) or random.SystemRandom().randrange(1, 10**6)
+    minutes = float(os.environ.get("SOAK_MINUTES", "10"))
+    folder = Path(os.environ.get("SOAK_FOLDER", f"/dev/shm/feedrack-soak-{os.getpid()}"))
+
+    def tell(line: str) -> None:
+        sys.stdout.write(line + "\n")
+        sys.stdout.flush()
+
+    with Fleet(folder, settings=SETTINGS, buckets=("train", "fixed")) as fleet:
+        outcome = soak(fleet, seed=seed, seconds=60 * minutes, tell=tell)
+    outcome.told.clear()
+    tell(str(outcome))
+    if outcome.faultless:
+        subprocess.run(["rm", "-rf", str(folder)], check=True)
+        return 0
+    tell(f"SEED={seed} SOAK_MINUTES={minutes} make soak; the nodes' logs are in {folder}")
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
