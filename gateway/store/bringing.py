@@ -30,6 +30,24 @@ log = structlog.get_logger()
 class Bringing(Listings):
     """The part of the object service that nobody waits for."""
 
+    async def held_bytes(self, bucket: str, prefix: str) -> int:
+        """Bytes that this node holds of the objects under a prefix, by themselves or in shards.
+        NoSuchBucket."""
+        where = self.bucket(bucket)
+        held = await self._disk.held_bytes(where.origin.name, where.origin_bucket, prefix)
+        if where.packs is not None:
+            held += await where.packs.held_bytes(where.origin_bucket, prefix, self._disk.holds)
+        return held
+
+    async def pack_roots(self, bucket: str, prefix: str) -> tuple[str, ...] | None:
+        """Where the packs that lie under a prefix have their files; None where some pack has keys
+        beside those of the prefix. NoSuchBucket, TierUnavailable."""
+        where = self.bucket(bucket)
+        if where.packs is None:
+            return ()
+        await where.packs.discover(where.origin_bucket)
+        return where.packs.roots(where.origin_bucket, prefix)
+
     async def page_of(
         self, bucket: str, prefix: str, after: str
     ) -> tuple[list[ObjectVersion], str | None]:

@@ -373,24 +373,6 @@ class Reads(Core):
             task.add_done_callback(over)
         return await asyncio.shield(task)
 
-    async def held_bytes(self, bucket: str, prefix: str) -> int:
-        """Bytes that this node holds of the objects under a prefix, by themselves or in shards.
-        NoSuchBucket."""
-        where = self.bucket(bucket)
-        held = await self._disk.held_bytes(where.origin.name, where.origin_bucket, prefix)
-        if where.packs is not None:
-            held += await where.packs.held_bytes(where.origin_bucket, prefix, self._disk.holds)
-        return held
-
-    async def pack_roots(self, bucket: str, prefix: str) -> tuple[str, ...] | None:
-        """Where the packs that lie under a prefix have their files; None where some pack has keys
-        beside those of the prefix. NoSuchBucket, TierUnavailable."""
-        where = self.bucket(bucket)
-        if where.packs is None:
-            return ()
-        await where.packs.discover(where.origin_bucket)
-        return where.packs.roots(where.origin_bucket, prefix)
-
     def remainder(self, bucket: str, version: ObjectVersion, wanted: ByteRange) -> SpanSource:
         """Bytes of a version that another process of the node has begun to answer with, from
         wherever they are. NoSuchBucket, and NoSuchKey where the bucket is another one here."""
