@@ -175,11 +175,11 @@ def _streams(raw: Any) -> dict[bytes, list[Entry]]:
     for key, entries in pairs:
         # RESP3 wraps the entries of a stream once more.
         rows = entries[0] if entries and isinstance(entries[0][0], list) else entries
-        found[key] = [(each[0], fields_of(each[1])) for each in rows]
+        found[key] = [(each[0], _fields(each[1])) for each in rows]
     return found
 
 
-def fields_of(raw: Any) -> dict[bytes, bytes]:
+def _fields(raw: Any) -> dict[bytes, bytes]:
     """An entry's fields, in whichever form the client hands them over: to what `read` and XRANGE
     answer it does not do the same."""
     if raw is None:

@@ -204,9 +204,9 @@ class Reads(Core):
         if not self._versions.trusts:
             # Everybody asks for the head by himself then; the bytes may still be shared.
             return False
-        # Where the origin alone may be asked for the head, the bytes are still nearer.
-        alone = self._versions.generation(ref) > 0 or bucket.past_packs
-        if alone and near is not None and near.role(Place(ref.current, 0), "reader") != "cluster":
+        asks_origin = self._versions.generation(ref) > 0 or bucket.past_packs
+        if near is not None and asks_origin and self._role(ref, "reader") != "cluster":
+            # Where the origin alone may be asked for the head, the bytes are still nearer.
             return False
         return (
             bucket.freshness_seconds > 0
@@ -249,7 +249,9 @@ class Reads(Core):
 
         async def open_first(ticket: Ticket) -> Learned:
             first_bytes = int(self._cache.small_object_limit)
-            told = await self._told(bucket, ref, ticket, role, first_bytes=first_bytes)
+            told = await self._told(
+                bucket, ref, ticket, role, first_bytes=first_bytes, checksums=with_checksums
+            )
             if told is not None:
                 return await self._take_first(bucket, ref, ticket, told, role)
             opened = await bucket.origin.open(ref, wanted=ByteRange(0, self._cache.chunk_size))
@@ -263,27 +265,47 @@ class Reads(Core):
                 await opened.close()
             return self._learn(ref, ticket, info, coming)
 
+        # The first home asks the origin in the same way for both.
+        with_checksums = checksums and role != "cluster"
+        what = f"open with checksums as {role}" if with_checksums else f"open as {role}"
         if not checksums or not bucket.origin.relays:
-            return await self._share(ref, f"open as {role}", open_first)
-        # S3 leaves checksums out of ranged answers: ask for them meanwhile, not afterwards.
+            return await self._share(ref, what, open_first)
+        # S3 leaves checksums out of ranged answers: ask for them meanwhile, not afterwards; unless
+        # there is somebody who tells both. What is asked here is not remembered before the bytes
+        # are on their way: others would ask for them, too.
         ticket = self._versions.begin_read(ref)
-        asking = asyncio.create_task(self._ask(bucket, ref, checksums=True, role=role))
+        asking: asyncio.Task[ObjectInfo] | None = None
         try:
-            learned = await self._share(ref, f"open as {role}", open_first)
+            if not self._may_be_told(bucket, ref, ticket) or role == "cluster":
+                asking = asyncio.create_task(bucket.origin.head(ref, checksums=True))
+            learned = await self._share(ref, what, open_first)
             if not learned.info.checksums_known:
-                info = _with_checksums(learned.info, (await asking).info)
+                asked = asking or asyncio.create_task(bucket.origin.head(ref, checksums=True))
+                asking = asked
+                info = _with_checksums(learned.info, await asked)
                 learned = msgspec.structs.replace(learned, info=info)
                 if self._versions.learn(ticket, info):
                     self._remember_on_disk(ref, info)
             return learned
         finally:
             self._versions.end_read(ticket)
-            asking.cancel()
-            await asyncio.gather(asking, return_exceptions=True)
+            if asking is not None:
+                asking.cancel()
+                await asyncio.gather(asking, return_exceptions=True)
 
     def _role(self, ref: ObjectRef, role: Role) -> Role:
         """As what this node asks for a key's head."""
         return "cluster" if self._near is None else self._near.role(Place(ref.current, 0), role)
+
+    def _may_be_told(self, bucket: Bucket, ref: ObjectRef, ticket: Ticket) -> bool:
+        """Whether anybody but the origin may be asked what the key holds."""
+        asks_always = not bucket.immutable and bucket.freshness_seconds == 0
+        if self._near is None or asks_always or bucket.past_packs:
+            return False
+        # While it is being changed the origin alone knows, and packs each node looks at itself.
+        if ticket.generation or not self._versions.trusts:
+            return False
+        return bucket.packs is None or not bucket.packs.has(ref)
 
     async def _told(
         self,
@@ -297,13 +319,7 @@ class Reads(Core):
     ) -> ToldHead | None:
         """What another node tells of the key; None where the origin is to be asked."""
         near = self._near
-        asks_always = not bucket.immutable and bucket.freshness_seconds == 0
-        if near is None or asks_always or bucket.past_packs:
-            return None
-        # While it is being changed the origin alone knows, and packs each node looks at itself.
-        if ticket.generation or not self._versions.trusts:
-            return None
-        if bucket.packs is not None and bucket.packs.has(ref):
+        if near is None or not self._may_be_told(bucket, ref, ticket):
             return None
         return await near.head(
             ref,

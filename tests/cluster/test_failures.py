@@ -42,7 +42,7 @@ def fleet(standing: Fleet) -> Iterator[Fleet]:
         standing.start_redis()
     for number in range(len(RACKS)):
         for far in ("redis", "peers", "origin"):
-            standing.heal(number, far)  # type: ignore[arg-type]
+            standing.heal(number, far)
         if number in standing.running():
             standing.thaw(number)
         else:

@@ -105,7 +105,8 @@ class NearSource:
                 self._asked.add((member.id, level))
             have_bytes = offset if self._keeps and level == "cluster" else 0
             question = SpanQuestion(self._span, level, offset, until, have_bytes)
-            self.leans_on = member.id
+            # Who is asked for what it has waits for nobody.
+            self.leans_on = member.id if level in ("rack", "cluster") else None
             before = level == "held" and self._racks is None
             try:
                 coming = await self._near.bytes(member, question)
