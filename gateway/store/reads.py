@@ -15,6 +15,7 @@ from gateway.model.objects import (
     ObjectRef,
     ObjectVersion,
     PartSpan,
+    checksummed,
     known_object,
 )
 from gateway.model.ranges import ByteRange, RangeSpec, span
@@ -282,7 +283,7 @@ class Reads(Core):
             if not learned.info.checksums_known:
                 asked = asking or asyncio.create_task(bucket.origin.head(ref, checksums=True))
                 asking = asked
-                info = _with_checksums(learned.info, await asked)
+                info = checksummed(learned.info, await asked)
                 learned = msgspec.structs.replace(learned, info=info)
                 if self._versions.learn(ticket, info):
                     self._remember_on_disk(ref, info)
@@ -444,15 +445,3 @@ class Reads(Core):
             ahead_elsewhere=self._ahead_elsewhere,
             role=role,
         )
-
-
-def _with_checksums(info: ObjectInfo, asked: ObjectInfo) -> ObjectInfo:
-    """`info` with the checksums of `asked`, if both speak of one version."""
-    if asked.etag != info.etag or asked.size_bytes != info.size_bytes:
-        return info
-    return msgspec.structs.replace(
-        info,
-        checksums=asked.checksums,
-        checksum_type=asked.checksum_type,
-        checksums_known=asked.checksums_known,
-    )
