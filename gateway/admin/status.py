@@ -106,6 +106,8 @@ def render(status: Status, console: Console | None = None) -> None:
         held = f"{decimal(member['cache_bytes'])} of {decimal(member['cache_capacity_bytes'])}"
         if member["cache_degraded"]:
             held += f" (takes nothing in: {member['cache_degraded']})"
+        for what, ratio in member.get("rebuilding", {}).items():
+            held += f" ({what}: {100 * ratio:.0f} %)"
         members.add_row(
             member["id"], member["rack"], member["zone"], member["state"], held, member["s3"]
         )

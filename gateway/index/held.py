@@ -195,9 +195,8 @@ class HeldIndex:
     async def walk(
         self, table: Table, after: bytes, limit: int
     ) -> tuple[list[tuple[bytes, bytes]], bytes | None]:
-        """Up to `limit` committed entries that follow the key `after`, read in a thread, and the
-        key to go on after: None at the table's end. IndexLost where the file is damaged, or
-        closed."""
+        """Up to `limit` committed entries behind the key `after`, and the key to go on after: None
+        at the table's end. IndexLost where the file is damaged, or closed."""
         found: list[tuple[bytes, bytes]] = []
 
         def visit(key: bytes, value: bytes) -> None:
@@ -273,14 +272,12 @@ class HeldIndex:
     def _write(self, table: Table, key: bytes, value: bytes | None) -> None:
         if self._closed:
             return
-        before = None
-        watched = self._on_change is not None and table in _WATCHED
-        if watched:
-            before = self.get(table, key)
+        told = self._on_change if table in _WATCHED else None
+        before = self.get(table, key) if told is not None else None
         self._pending[table, key] = value
         self._start()
-        if watched and self._on_change is not None:
-            self._on_change(table, key, before, value)
+        if told is not None:
+            told(table, key, before, value)
 
     def _start(self) -> None:
         self._wake.set()

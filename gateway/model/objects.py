@@ -7,6 +7,7 @@ from hashlib import blake2b
 from typing import Literal
 
 from msgspec import Struct, field
+from msgspec.structs import replace
 
 ChecksumType = Literal["FULL_OBJECT", "COMPOSITE"]
 
@@ -78,6 +79,18 @@ class ObjectVersion(Struct, frozen=True, dict=True):
         )
         named = lengths + origin + bucket + key + version_id + etag + size
         return blake2b(named, digest_size=16).digest()
+
+
+def checksummed(info: ObjectInfo, asked: ObjectInfo) -> ObjectInfo:
+    """`info` with the checksums of `asked`, if both speak of one version."""
+    if asked.etag != info.etag or asked.size_bytes != info.size_bytes:
+        return info
+    return replace(
+        info,
+        checksums=asked.checksums,
+        checksum_type=asked.checksum_type,
+        checksums_known=asked.checksums_known,
+    )
 
 
 class KnownObject(Struct, frozen=True):

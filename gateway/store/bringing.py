@@ -22,12 +22,31 @@ PAGE_KEYS = 1000
 _WAIT_SECONDS = 0.05
 _RETRY_SECONDS = 1.0
 _ATTEMPTS = 3
+_LOOKS = 4
 
 log = structlog.get_logger()
 
 
 class Bringing(Listings):
     """The part of the object service that nobody waits for."""
+
+    async def held_bytes(self, bucket: str, prefix: str) -> int:
+        """Bytes that this node holds of the objects under a prefix, by themselves or in shards.
+        NoSuchBucket."""
+        where = self.bucket(bucket)
+        held = await self._disk.held_bytes(where.origin.name, where.origin_bucket, prefix)
+        if where.packs is not None:
+            held += await where.packs.held_bytes(where.origin_bucket, prefix, self._disk.holds)
+        return held
+
+    async def pack_roots(self, bucket: str, prefix: str) -> tuple[str, ...] | None:
+        """Where the packs that lie under a prefix have their files; None where some pack has keys
+        beside those of the prefix. NoSuchBucket, TierUnavailable."""
+        where = self.bucket(bucket)
+        if where.packs is None:
+            return ()
+        await where.packs.discover(where.origin_bucket)
+        return where.packs.roots(where.origin_bucket, prefix)
 
     async def page_of(
         self, bucket: str, prefix: str, after: str
@@ -56,11 +75,22 @@ class Bringing(Listings):
         spans = await where.packs.shards_under(where.origin_bucket, prefix)
         return [each.version for each in spans]
 
-    async def version_of(self, bucket: str, key: str) -> ObjectVersion | None:
-        """What a key holds now; None where it is not to be kept. Errors as `head`."""
+    async def version_of(self, bucket: str, key: str) -> ObjectVersion:
+        """What a key holds now. Errors as `head`."""
         where = self.bucket(bucket)
         look = await self._look(where, where.ref(key), None, checksums=False)
-        return look.known.version if look.info.cacheable else None
+        return look.known.version
+
+    async def _kept_version(self, bucket: str, key: str) -> ObjectVersion | None:
+        """What a key holds that may be kept; None where that is not allowed, nor soon."""
+        where = self.bucket(bucket)
+        for _ in range(_LOOKS):
+            look = await self._look(where, where.ref(key), None, checksums=False)
+            if look.info.cacheable:
+                return look.known.version
+            # A file that was changed a moment ago is kept a moment later.
+            await asyncio.sleep(_RETRY_SECONDS)
+        return None
 
     async def spans_to_bring(
         self, bucket: str, key: str, etag: str, size_bytes: int, chunks: Sequence[int]
@@ -71,7 +101,7 @@ class Bringing(Listings):
         if is_reserved(key):
             version = ObjectVersion(where.ref(key), etag, size_bytes)
             return [Span(version, 0, 0, size_bytes)]
-        found = await self.version_of(bucket, key)
+        found = await self._kept_version(bucket, key)
         if found is None or not found.size_bytes:
             return []
         at = where.packs.where(found) if where.packs is not None else None

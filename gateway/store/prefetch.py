@@ -190,7 +190,7 @@ class Prefetcher:
                 raise answer
             if isinstance(answer, BaseException) and not isinstance(answer, FeedrackError):
                 raise answer
-            if answer is None or isinstance(answer, BaseException):
+            if isinstance(answer, BaseException):
                 failed += 1
             elif answer.size_bytes:
                 found.append(_found(bucket, answer))

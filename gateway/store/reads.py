@@ -15,6 +15,7 @@ from gateway.model.objects import (
     ObjectRef,
     ObjectVersion,
     PartSpan,
+    checksummed,
     known_object,
 )
 from gateway.model.ranges import ByteRange, RangeSpec, span
@@ -282,7 +283,7 @@ class Reads(Core):
             if not learned.info.checksums_known:
                 asked = asking or asyncio.create_task(bucket.origin.head(ref, checksums=True))
                 asking = asked
-                info = _with_checksums(learned.info, await asked)
+                info = checksummed(learned.info, await asked)
                 learned = msgspec.structs.replace(learned, info=info)
                 if self._versions.learn(ticket, info):
                     self._remember_on_disk(ref, info)
@@ -389,24 +390,6 @@ class Reads(Core):
             task.add_done_callback(over)
         return await asyncio.shield(task)
 
-    async def held_bytes(self, bucket: str, prefix: str) -> int:
-        """Bytes that this node holds of the objects under a prefix, by themselves or in shards.
-        NoSuchBucket."""
-        where = self.bucket(bucket)
-        held = await self._disk.held_bytes(where.origin.name, where.origin_bucket, prefix)
-        if where.packs is not None:
-            held += await where.packs.held_bytes(where.origin_bucket, prefix, self._disk.holds)
-        return held
-
-    async def pack_roots(self, bucket: str, prefix: str) -> tuple[str, ...] | None:
-        """Where the packs that lie under a prefix have their files; None where some pack has keys
-        beside those of the prefix. NoSuchBucket, TierUnavailable."""
-        where = self.bucket(bucket)
-        if where.packs is None:
-            return ()
-        await where.packs.discover(where.origin_bucket)
-        return where.packs.roots(where.origin_bucket, prefix)
-
     def remainder(self, bucket: str, version: ObjectVersion, wanted: ByteRange) -> SpanSource:
         """Bytes of a version that another process of the node has begun to answer with, from
         wherever they are. NoSuchBucket, and NoSuchKey where the bucket is another one here."""
@@ -462,15 +445,3 @@ class Reads(Core):
             ahead_elsewhere=self._ahead_elsewhere,
             role=role,
         )
-
-
-def _with_checksums(info: ObjectInfo, asked: ObjectInfo) -> ObjectInfo:
-    """`info` with the checksums of `asked`, if both speak of one version."""
-    if asked.etag != info.etag or asked.size_bytes != info.size_bytes:
-        return info
-    return msgspec.structs.replace(
-        info,
-        checksums=asked.checksums,
-        checksum_type=asked.checksum_type,
-        checksums_known=asked.checksums_known,
-    )

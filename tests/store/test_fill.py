@@ -10,7 +10,8 @@ import pytest
 from gateway.errors import Corrupt, TierFull, TierUnavailable
 from gateway.model.objects import ObjectRef, ObjectVersion
 from gateway.model.ranges import span
-from gateway.store.fill import Fill, FollowingReader
+from gateway.store.coming import Fill
+from gateway.store.fill import FollowingReader
 from tests.store.gated import CHUNK_BYTES, Bench
 
 BODY = random.Random(4).randbytes(CHUNK_BYTES)
