@@ -342,6 +342,8 @@ def _check(config: Config) -> None:
 def _check_cluster(cluster: ClusterConfig) -> None:
     if not cluster.redis_url.startswith(REDIS_SCHEMES):
         raise ConfigError(f"cluster.redis_url: one of {', '.join(REDIS_SCHEMES)} is needed")
+    if cluster.redis_replicas and "+cluster://" in cluster.redis_url:
+        raise ConfigError("cluster.redis_replicas: cannot be asked of a Redis Cluster")
     if cluster.lease_seconds < 2 * cluster.renew_seconds:
         raise ConfigError("cluster.lease_seconds: at least twice cluster.renew_seconds")
     for name in ("listen", "advertise"):

@@ -17,7 +17,7 @@ from gateway.cluster.members import Member, Members
 from gateway.cluster.membership import Membership
 from gateway.cluster.session import Mark
 from gateway.cluster.writing import SharedChanges
-from gateway.config import ClusterConfig, Config
+from gateway.config import ClusterConfig, Config, ConfigError
 from gateway.errors import CoordinatorUnavailable
 from gateway.index.cluster import Link
 from gateway.store.coherence import Coherence, RemembersPacks
@@ -89,7 +89,10 @@ class Joining:
         membership = self._membership()
         noted = await asyncio.to_thread(_read, self._path) if owns_folder else None
         self._folder = noted.folder if noted is not None else secrets.token_hex(8)
-        await self.link.start()
+        try:
+            await self.link.start()
+        except ValueError as error:
+            raise ConfigError(f"cluster.redis_url: {error}") from error
         node = self._config.node
         member = Member(
             id=node.id,
@@ -101,6 +104,7 @@ class Joining:
             admin=admin,
             capacity_bytes=int(self._config.cache.capacity),
             version=version("feedrack"),
+            shape=(int(self._config.cache.chunk_size), int(self._config.cache.small_object_limit)),
         )
         await membership.start(
             member,

@@ -9,7 +9,8 @@ from msgspec import Struct
 
 class Member(Struct, frozen=True, kw_only=True):
     """One node that is alive. `incarnation` names one run of it; `peers` is the "host:port" that
-    other nodes ask, `s3` and `admin` are URLs. `joined` orders the members by when they came."""
+    other nodes ask, `s3` and `admin` are URLs. `shape` is how it cuts objects: chunk size and small
+    object limit, in bytes. `joined` orders the members by when they came."""
 
     id: str
     incarnation: str
@@ -20,6 +21,7 @@ class Member(Struct, frozen=True, kw_only=True):
     admin: str
     capacity_bytes: int
     version: str
+    shape: tuple[int, int] = (0, 0)
     state: Literal["serving", "draining"] = "serving"
     joined: int = 0
 

@@ -18,7 +18,7 @@ import structlog
 from msgspec.structs import replace
 
 from gateway.cluster.changes import Run, Watch
-from gateway.cluster.entering import join
+from gateway.cluster.entering import Joined, join
 from gateway.cluster.following import Following
 from gateway.cluster.members import Member, Members, encode_member
 from gateway.cluster.scripts import LEAVE, RENEW, UPDATE
@@ -172,6 +172,7 @@ class Membership:
         assert self._member is not None  # noqa: S101 - set by `start`
         mark = self.following.mark or self._mark
         joined = await join(self._link, self._config, self._member, self._folder_token, self.now)
+        await self._check_shape(joined)
         session = self.session = joined.session
         self._mark = mark
         self.following.begin(joined)
@@ -196,6 +197,18 @@ class Membership:
             await _ended(renewing)
             if not self._leaving:
                 self._lose(session, "lost")
+
+    async def _check_shape(self, joined: Joined) -> None:
+        """What the members hold must be cut alike, or none could have it from another. Claimed."""
+        me = joined.session.run
+        here = next(each for each in joined.members if each.id == me.id)
+        for other in joined.members:
+            if other.shape != here.shape:
+                await self._end_membership(me, "")
+                raise Claimed(
+                    f"cache.chunk_size and cache.small_object_limit are {here.shape} bytes here and "
+                    f"{other.shape} on {other.id!r}: all nodes of a cluster need the same"
+                )
 
     # Staying
     async def _renew(self, session: Session) -> None:

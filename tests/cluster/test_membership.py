@@ -68,6 +68,7 @@ class Node:
         self.id = id_
         self.folder = folder
         self.ahead = 0.0
+        self.shape = (8, 1)
         self.membership = self._new()
         self.changes = SharedChanges(self.link, self.config, self.membership)
 
@@ -75,7 +76,7 @@ class Node:
         await self.link.start()
         member = Member(
             id=self.id, incarnation="", rack="r1", zone="z1", peers="", s3=f"http://{self.id}",
-            admin="", capacity_bytes=1, version="1",
+            admin="", capacity_bytes=1, version="1", shape=self.shape,
         )  # fmt: skip
         await self.membership.start(member, folder_token=self.folder, mark=mark)
 
@@ -156,6 +157,18 @@ async def test_another_node_of_the_same_id_is_refused_while_the_first_is_alive(
     with pytest.raises(Claimed, match="http://n1"):
         await make_node("n1", folder="folder-b")
     assert one.trusts()
+
+
+async def test_a_node_that_cuts_objects_otherwise_is_refused(
+    redis: RedisProcess, make_node: MakeNode
+) -> None:
+    one = await make_node("n1")
+    other = Node(redis, "n2")
+    other.shape = (16, 1)
+    with pytest.raises(Claimed, match=r"chunk_size.*\(16, 1\).*\(8, 1\) on 'n1'"):
+        await other.start()
+    await other.close()
+    await until(lambda: [each.id for each in one.members.all()] == ["n1"])
 
 
 async def test_a_node_that_restarts_over_its_folder_is_a_member_at_once(
