@@ -206,8 +206,8 @@ class Membership:
             if other.shape != here.shape:
                 await self._end_membership(me, "")
                 raise Claimed(
-                    f"cache.chunk_size and cache.small_object_limit are {here.shape} bytes here and "
-                    f"{other.shape} on {other.id!r}: all nodes of a cluster need the same"
+                    f"cache.chunk_size and cache.small_object_limit are {here.shape} bytes here, "
+                    f"and {other.shape} on {other.id!r}: all nodes of a cluster need the same"
                 )
 
     # Staying

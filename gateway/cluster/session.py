@@ -19,8 +19,8 @@ class Expelled(CoordinatorUnavailable):
 
 
 class Claimed(FeedrackError):  # noqa: N818 - named as the other internal errors are
-    """Another node that is alive has this one's id, or others cut objects otherwise: this one cannot
-    be a member."""
+    """Another node that is alive has this one's id, or others cut objects otherwise: this one
+    cannot be a member."""
 
 
 class Mark(Struct, frozen=True):
