@@ -214,16 +214,23 @@ class Membership:
     async def _renew(self, session: Session) -> None:
         while not session.lost:
             await self._renew_once(session)
+            await self._until_due()
+
+    async def _until_due(self) -> None:
+        """Returns when the lease is to be renewed; sooner where a write has been waiting for a
+        while: a renewal tells who else renews."""
+        due = self.now() + self._config.renew_seconds
+        while (left := due - self.now()) > 0:
             try:
-                async with asyncio.timeout(self._config.renew_seconds):
+                async with asyncio.timeout(left):
                     await self._hurry.wait()
             except TimeoutError:
-                continue
+                return
             self._hurry.clear()
+            await asyncio.sleep(min(_HASTE_SECONDS, left))
             if self.following.missing():
-                await asyncio.sleep(_HASTE_SECONDS)
-                if self.following.missing():
-                    self._hurry.set()
+                self._hurry.set()
+                return
 
     async def _renew_once(self, session: Session) -> None:
         watched = self._watched(session.run)

@@ -29,6 +29,7 @@ from gateway.model.objects import ObjectRef
 # Leases that a write waits for, at the most, in all; then it is refused.
 _PATIENCE_LEASES = 3.0
 _PAUSE_SECONDS = 0.2
+_FAREWELL_SECONDS = 1.0
 _AT_ONCE = 256
 
 # A session, kind, number and keys; and who waits for it to be appended.
@@ -139,8 +140,12 @@ class SharedChanges:
         task.add_done_callback(self._ending.discard)
 
     async def close(self) -> None:
-        async with asyncio.timeout(self._config.lease_seconds):
-            await asyncio.gather(*self._ending, return_exceptions=True)
+        # What is in doubt stays so for the others: leaving abandons it.
+        if self._ending:
+            await asyncio.wait(self._ending, timeout=_FAREWELL_SECONDS)
+        for task in self._ending:
+            task.cancel()
+        await asyncio.gather(*self._ending, return_exceptions=True)
 
     async def _end(self, session: Session, number: int, after_seconds: float) -> None:
         if after_seconds:
