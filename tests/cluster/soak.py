@@ -21,6 +21,7 @@ from tests.cluster.faults import NODE_FAULTS, Injury, inflict, schedule
 from tests.cluster.fleet import Fleet
 from tests.cluster.history import Operation, Violation, check
 from tests.cluster.workload import Bodies, Client, Seen
+from tests.node.real_files import PACKER
 from tests.origins import ACCESS_KEY, SECRET_KEY
 
 CLIENTS = 16
@@ -114,7 +115,7 @@ def _prepare(fleet: Fleet, bodies: Bodies) -> dict[str, str]:
         bucket, _, name = key.partition("/")
         client.put_object(Bucket=bucket, Key=name, Body=content)
         initial[key] = etag
-    packer = [sys.executable, "-m", "packer.cli", "pack", "s3://train/packed/", "--settle", "0"]
+    packer = [str(PACKER), "pack", "s3://train/packed/", "--settle", "0"]
     environ = {
         "AWS_ACCESS_KEY_ID": ACCESS_KEY,
         "AWS_SECRET_ACCESS_KEY": SECRET_KEY.reveal(),
@@ -125,6 +126,8 @@ def _prepare(fleet: Fleet, bodies: Bodies) -> dict[str, str]:
         packer, env={**os.environ, **environ}, capture_output=True, text=True, timeout=60
     )
     assert done.returncode == 0, done.stderr
+    listed = client.list_objects_v2(Bucket="train", Prefix=".feedrack/packs/")
+    assert listed["KeyCount"] >= 3, "nothing was packed"
     return initial
 
 

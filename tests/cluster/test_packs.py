@@ -31,7 +31,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
             client.put_object(Bucket="train", Key=key, Body=body)
         packed = subprocess.run(
             [
-                sys.executable, "-m", "packer.cli", "pack", "s3://train/p/", "--settle", "0",
+                str(Path(sys.executable).parent / "packer"), "pack", "s3://train/p/", "--settle", "0",
                 "--endpoint-url", made.node(0).endpoint_url, "--delete-originals",
             ],
             env={
@@ -45,6 +45,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
             check=False,
         )  # fmt: skip
         assert packed.returncode == 0, packed.stderr
+        assert not list((made.origin_folder / "train" / "p").glob("0*")), "nothing was packed"
         for number in (0, 1):
             reader = made.client(number)
             until(partial(_is_packed, reader))
