@@ -2,7 +2,6 @@
 
 import os
 import subprocess
-import sys
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -15,6 +14,7 @@ from tests.cluster.conftest import absent
 from tests.cluster.fleet import Fleet, until
 from tests.cluster.services import redis_server
 from tests.node.process import ACCESS_KEY, SECRET_KEY
+from tests.node.real_files import PACKER
 
 OBJECTS = {f"p/{number:03}": b"first %02d " % number * 8000 for number in range(40)}
 
@@ -31,8 +31,8 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
             client.put_object(Bucket="train", Key=key, Body=body)
         packed = subprocess.run(
             [
-                str(Path(sys.executable).parent / "packer"), "pack", "s3://train/p/", "--settle", "0",
-                "--endpoint-url", made.node(0).endpoint_url, "--delete-originals",
+                str(PACKER), "pack", "s3://train/p/", "--settle", "0", "--endpoint-url",
+                made.node(0).endpoint_url, "--delete-originals",
             ],
             env={
                 **os.environ,

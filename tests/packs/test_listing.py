@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 
 from gateway.errors import NoSuchKey
 from gateway.model.objects import ListPage, ObjectEntry, ObjectInfo, ObjectRef
+from gateway.tiers.packed.elsewhere import Elsewhere
 from gateway.tiers.packed.listing import LAST, Piece, merged, skipped
+from gateway.tiers.packed.log import Flights
 from gateway.tiers.packed.origin import PackedOrigin
 from gateway.tiers.packed.view import PackView
 from packer.format import (
@@ -82,6 +84,8 @@ class Knowing(PackedOrigin):
     def __init__(self, plain: Plain, view: PackView) -> None:
         self._origin: Any = plain
         self.pack = OnePack(view)
+        self.elsewhere = Elsewhere()
+        self._flights = Flights()
 
     def _packs(self, _bucket: str) -> Any:
         return self.pack
@@ -248,3 +252,20 @@ def test_a_page_ends_where_the_first_of_its_lists_does() -> None:
 def test_the_origins_listing_goes_on_beyond_what_is_hidden_and_never_back(after: str) -> None:
     assert skipped(after, ["p/"]).encode() >= max(after, "p/" + LAST).encode()
     assert skipped("q", ["p/"]) == "q"
+
+
+def test_what_is_being_written_is_listed_as_the_origin_has_it(tmp_path: Path) -> None:
+    index, seen, _ = packed(tmp_path, ["p/a", "p/b"], "p/", [])
+    seen._origin.objects = {"p/a": 1, "p/new": 7}
+
+    def listed() -> list[str]:
+        page = asyncio.run(seen.list_objects("b", prefix="p/", delimiter="", after="", limit=10))
+        return [entry.key for entry in page.objects]
+
+    with index:
+        for key in ("p/b", "p/new"):
+            seen.elsewhere.begin("b", key)
+        assert listed() == ["p/a", "p/new"]
+        for key in ("p/b", "p/new"):
+            seen.elsewhere.end("b", key)
+        assert listed() == ["p/a", "p/b"]

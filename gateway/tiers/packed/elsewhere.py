@@ -23,6 +23,10 @@ class Elsewhere:
             if not keys:
                 del self._changing[bucket]
 
+    def keys(self, bucket: str, prefix: str) -> list[str]:
+        """Those that begin with the prefix."""
+        return [key for key in self._changing.get(bucket, ()) if key.startswith(prefix)]
+
     def under(self, bucket: str, prefix: str) -> bool:
         """Whether some key that begins with the prefix is being changed."""
         return any(key.startswith(prefix) for key in self._changing.get(bucket, ()))

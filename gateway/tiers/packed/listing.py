@@ -4,7 +4,7 @@ ours  ──────────┤ prefix of a pack ├──────�
 origin's page   │  PackView.walk   │  origin's page, after the prefix
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from msgspec import Struct
 
@@ -32,10 +32,17 @@ class Piece(Struct, frozen=True):
 
 
 def piece(
-    view: PackView, prefix: str, delimiter: str, after: str, limit: int, resolved: Resolved
+    view: PackView,
+    prefix: str,
+    delimiter: str,
+    after: str,
+    limit: int,
+    resolved: Resolved,
+    changing: Collection[str] = (),
 ) -> Piece:
     """Up to `limit` keys and common prefixes beyond `after`, of those that begin with `prefix` and
-    belong to the pack."""
+    belong to the pack. `changing`: keys that are being written just now."""
+    unsettled = frozenset(key.encode() for key in changing)
     raw_prefix = max(prefix, view.manifest.prefix, key=len).encode()
     raw_delimiter, raw_after = delimiter.encode(), after.encode()
     asked = prefix.encode()
@@ -46,7 +53,7 @@ def piece(
     start: bytes | None = max(raw_prefix, raw_after)
     while start is not None:
         begin, start = start, None
-        for key, listed in view.walk(begin):
+        for key, listed in view.walk(begin, unsettled):
             if not key.startswith(raw_prefix):
                 break
             common = common_prefix(key, asked, raw_delimiter)

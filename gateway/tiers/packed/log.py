@@ -77,6 +77,10 @@ class Flights:
                     del self._flights[bucket, key]
                     flight.over.set()
 
+    def keys(self, bucket: str, prefix: str) -> list[str]:
+        """The keys under a prefix that are being written."""
+        return [key for where, key in self._flights if where == bucket and key.startswith(prefix)]
+
     def _busy(self, bucket: str, keys: Collection[str], *, alone: bool) -> _Flight | None:
         """A write that must end before one of these may begin."""
         for key in keys:

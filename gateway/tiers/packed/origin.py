@@ -96,8 +96,13 @@ class PackedOrigin(PackedWriting):
     ) -> Piece:
         """A pack's part of a page, with what the log is unsure of asked of the origin."""
         resolved: dict[str, ObjectEntry | None] = {}
+        # What GetObject says of these is what a listing must say, whichever way it knows.
+        changing = {
+            *self.elsewhere.keys(bucket, pack.prefix),
+            *self._flights.keys(bucket, pack.prefix),
+        }
         while pack.view is not None:
-            found = piece(pack.view, prefix, delimiter, after, limit, resolved)
+            found = piece(pack.view, prefix, delimiter, after, limit, resolved, changing)
             if not found.unsure:
                 return found
             refs = [ObjectRef(self.name, bucket, key) for key in found.unsure]

@@ -4,7 +4,7 @@ Synchronous and without a clock: who asks has seen to it that the view is curren
 """
 
 from bisect import bisect_left, insort
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 
 from msgspec import Struct
 
@@ -114,11 +114,18 @@ class PackView:
         same = stand.override.etag == etag_text(record.etag)
         return self._packed(record, stand.override) if same else None
 
-    def walk(self, start: bytes) -> Iterator[tuple[bytes, Listed]]:
-        """Every key from `start` on, in order of bytes, as a listing has it. What changes the view
-        ends the walk's sense: take what is needed in one step."""
+    def walk(
+        self, start: bytes, changing: Collection[bytes] = ()
+    ) -> Iterator[tuple[bytes, Listed]]:
+        """Every key from `start` on, in order of bytes, as a listing has it. Nobody is sure of what
+        is `changing`. What changes the view ends the walk's sense: take what is needed in one
+        step."""
         indexed = self._index.walk(start)
-        written = iter(self._overridden[bisect_left(self._overridden, start) :])
+        overridden = self._overridden[bisect_left(self._overridden, start) :]
+        written = iter(overridden)
+        if changing:
+            beyond = {key for key in changing if key >= start}
+            written = iter(sorted(beyond.union(overridden)))
         packed, over = next(indexed, None), next(written, None)
         while packed is not None or over is not None:
             if over is None or (packed is not None and packed[0] < over):
@@ -126,7 +133,8 @@ class PackView:
                 yield packed[0], _entry(packed[0].decode(), packed[1])
                 packed = next(indexed, None)
                 continue
-            listed = self._written(over.decode())
+            key = over.decode()
+            listed = Unsure(key) if over in changing else self._written(key)
             if listed is not None:
                 yield over, listed
             if packed is not None and packed[0] == over:

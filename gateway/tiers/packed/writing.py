@@ -8,6 +8,8 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from urllib.parse import urlencode
 
+from msgspec.structs import replace
+
 from gateway.errors import FeedrackError, NoSuchKey, PreconditionFailed
 from gateway.model.body import Body, StreamedBody
 from gateway.model.conditions import Conditions, WriteConditions, check_copy_source
@@ -29,6 +31,8 @@ from packer.format import Override
 
 _NEW = WriteConditions(if_none_match_any=True)
 _COUNT = "x-amz-tagging-count"
+# How often a copy begins anew because its source is being written.
+_RESTARTS = 3
 _READING = frozenset({"GET", "HEAD"})
 
 
@@ -63,33 +67,61 @@ class PackedWriting(PackedReading):
         conditions: WriteConditions,
         checksum_algorithm: str | None,
     ) -> PutResult:
-        packed = await self._alone(source)
         async with self._writing(target) as mixed:
             at_origin = await self._conditions(target, conditions)
-            if packed is None:
-                result = await self._origin.copy(
-                    source,
-                    target,
-                    headers=headers,
-                    tagging=tagging,
-                    source_conditions=source_conditions,
-                    conditions=at_origin,
-                    checksum_algorithm=checksum_algorithm,
-                )
-            else:
-                check_copy_source(source_conditions, packed.info)
-                described = dict(packed.info.headers if headers is None else headers)
-                described.pop(_COUNT, None)
-                tags = urlencode(packed.tags) if tagging is None else tagging
-                if tags:
-                    described["x-amz-tagging"] = tags
-                opened = await self._open_packed(packed, None)
+            for _ in range(_RESTARTS):
+                packed, etag = await self._copied(source)
+                if packed is not None:
+                    break
+                wanted = source_conditions
+                if etag is not None and not wanted.if_match:
+                    wanted = replace(wanted, if_match=(etag,))
                 try:
-                    body = _body(opened, checksum_algorithm)
-                    result = await self._origin.put(target, body, described, at_origin)
-                finally:
-                    await opened.close()
+                    result = await self._origin.copy(
+                        source,
+                        target,
+                        headers=headers,
+                        tagging=tagging,
+                        source_conditions=wanted,
+                        conditions=at_origin,
+                        checksum_algorithm=checksum_algorithm,
+                    )
+                except PreconditionFailed:
+                    if wanted is source_conditions:
+                        raise
+                    # It was written just now: what the pack says of it is to be found out anew.
+                    continue
+                return await self._written(target, result, mixed)
+            if packed is None:
+                raise PreconditionFailed
+            result = await self._put_packed(
+                packed, target, headers, tagging, source_conditions, at_origin, checksum_algorithm
+            )
             return await self._written(target, result, mixed)
+
+    async def _put_packed(
+        self,
+        packed: PackedObject,
+        target: ObjectRef,
+        headers: Mapping[str, str] | None,
+        tagging: str | None,
+        source_conditions: Conditions,
+        conditions: WriteConditions,
+        checksum_algorithm: str | None,
+    ) -> PutResult:
+        """A copy out of a shard."""
+        check_copy_source(source_conditions, packed.info)
+        described = dict(packed.info.headers if headers is None else headers)
+        described.pop(_COUNT, None)
+        tags = urlencode(packed.tags) if tagging is None else tagging
+        if tags:
+            described["x-amz-tagging"] = tags
+        opened = await self._open_packed(packed, None)
+        try:
+            body = _body(opened, checksum_algorithm)
+            return await self._origin.put(target, body, described, conditions)
+        finally:
+            await opened.close()
 
     async def copy_part(
         self,
@@ -101,7 +133,7 @@ class PackedWriting(PackedReading):
         source_range: ByteRange | None,
         source_conditions: Conditions,
     ) -> PutResult:
-        packed = await self._alone(source)
+        packed, _ = await self._copied(source)
         if packed is None:
             return await self._origin.copy_part(
                 source,
@@ -211,6 +243,19 @@ class PackedWriting(PackedReading):
 
     def _writing(self, ref: ObjectRef) -> AbstractAsyncContextManager[Mixed]:
         return self._flights.of(ref.bucket, [ref.key])
+
+    async def _copied(self, source: ObjectRef) -> tuple[PackedObject | None, str | None]:
+        """What to copy out of a pack; else the ETag that the origin's object must have, if the pack
+        speaks for the key: a write that is at the origin and not in the log yet is nobody's to
+        read."""
+        packed = await self._asked(source, self._now())
+        if packed is None:
+            return await self._alone(source), None
+        try:
+            info = await self._origin.head(source)
+        except NoSuchKey:
+            return packed, None
+        return (None, info.etag) if info.etag == packed.info.etag else (packed, None)
 
     async def _alone(self, ref: ObjectRef) -> PackedObject | None:
         """The packed object whose original the origin may not have any more."""
