@@ -17,8 +17,8 @@ from typing import Literal
 from urllib.parse import parse_qs, urlsplit
 
 Kind = Literal[
-    "status", "reset", "reset_upload", "stall", "stall_upload", "truncate", "wrong_length", "delay",
-    "etag",
+    "status", "reset", "reset_upload", "stall", "stall_upload", "truncate", "lose", "wrong_length",
+    "delay", "etag",
 ]  # fmt: skip
 _HEAD_END = b"\r\n\r\n"
 _BLOCK_BYTES = 65_536
@@ -31,6 +31,7 @@ class Fault:
     status: answers `status` without asking the origin;
     reset: cuts the connection after `after_bytes` of the answer's body, or, where that is None,
     before the origin is asked; truncate: the same, but closed in good order;
+    lose: cuts the connection in place of the answer: the origin has done what it was asked for;
     stall: sends nothing after `after_bytes`, or never answers;
     reset_upload, stall_upload: cuts the connection, or takes no more, after `after_bytes` of the
     request's body;
@@ -177,6 +178,9 @@ class FlakyOrigin:
         while head.startswith(b"HTTP/1.1 100"):
             head = await origin_reader.readuntil(_HEAD_END)
         length = int(header(head, "content-length") or "0")
+        if fault is not None and fault.kind == "lose":
+            writer.transport.abort()
+            return False
         if fault is not None and fault.kind == "wrong_length":
             head = _with_header(head, "Content-Length", str(length + (fault.after_bytes or 1)))
         if fault is not None and fault.kind == "etag":

@@ -71,7 +71,8 @@ class Link:
         self._waiting = _client(self._url, self._patience_seconds + 60.0)
 
     async def close(self) -> None:
-        for client in (self._client, self._waiting):
+        clients, self._client, self._waiting = (self._client, self._waiting), None, None
+        for client in clients:
             if client is not None:
                 await client.aclose()
 
@@ -79,7 +80,7 @@ class Link:
         """The answer to one command, as bytes, integers and lists."""
         async with _Failing(self._patience_seconds):
             self._count(1)
-            return await self._client.execute_command(*words)
+            return await self._started(self._client).execute_command(*words)
 
     async def commands(self, commands: Sequence[Sequence[Word]]) -> list[Any]:
         """The answers to several, in one round trip; not one step for others."""
@@ -87,7 +88,7 @@ class Link:
             return []
         async with _Failing(self._patience_seconds):
             self._count(len(commands))
-            pipeline = self._client.pipeline(transaction=False)
+            pipeline = self._started(self._client).pipeline(transaction=False)
             for words in commands:
                 pipeline.execute_command(*words)
             answers: list[Any] = await pipeline.execute()
@@ -112,9 +113,9 @@ class Link:
 
     async def _run(self, words: Sequence[Word], replicas: int) -> Any:
         if not replicas:
-            return await self._client.execute_command(*words)
+            return await self._started(self._client).execute_command(*words)
         # WAIT speaks of what its own connection has written.
-        pipeline = self._client.pipeline(transaction=False)
+        pipeline = self._started(self._client).pipeline(transaction=False)
         pipeline.execute_command(*words)
         pipeline.execute_command("WAIT", replicas, int(self._patience_seconds * 500))
         answer, having = await pipeline.execute()
@@ -135,8 +136,14 @@ class Link:
         words += ["STREAMS", *(key for key, _ in streams), *(last for _, last in streams)]
         async with _Failing(self._patience_seconds + wait_seconds):
             self._count(1)
-            raw = await self._waiting.execute_command(*words)
+            raw = await self._started(self._waiting).execute_command(*words)
         return _streams(raw)
+
+    def _started(self, client: Any) -> Any:
+        # Other nodes ask this one from the moment its port is open, which is before that.
+        if client is None:
+            raise CoordinatorUnavailable("this node is not connected to Redis")
+        return client
 
 
 class _Failing:

@@ -206,8 +206,9 @@ class Reads(Core):
             # Everybody asks for the head by himself then; the bytes may still be shared.
             return False
         asks_origin = self._versions.generation(ref) > 0 or bucket.past_packs
-        if near is not None and asks_origin and self._role(ref, "reader") != "cluster":
-            # Where the origin alone may be asked for the head, the bytes are still nearer.
+        if near is not None and asks_origin:
+            # Where the origin alone may be asked for the head, each reader asks for itself; the
+            # bytes are nearer, and still shared.
             return False
         return (
             bucket.freshness_seconds > 0

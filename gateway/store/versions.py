@@ -125,10 +125,14 @@ class VersionTable:
 
     def present(self, ref: ObjectRef) -> object:
         """Names the present: two questions put in one present may share one answer. Where nothing
-        is trusted no two are: nobody would have told of a write between them."""
-        if not self.trusts:
+        is trusted no two are: nobody would have told of a write between them. Nor while others may
+        be writing the key: they are answered before this node hears that it is over."""
+        state = self._in_flight.get(ref.current)
+        if state is None:
+            return (0, self._epoch) if self.trusts else object()
+        if not self.trusts or (state.writers and self._trusted_until is not None):
             return object()
-        return self.generation(ref), self._epoch
+        return state.generation, self._epoch
 
     def generation(self, ref: ObjectRef) -> int:
         """How many writes of the key began or ended; 0 while nobody asks for it or writes it."""

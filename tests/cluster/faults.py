@@ -17,6 +17,7 @@ _ORIGIN_ERRORS = (
     Fault("status", status=500),
     Fault("reset"),
     # The origin has done it, and its answer is lost.
+    Fault("lose"),
     Fault("reset", after_bytes=0),
     Fault("reset", after_bytes=100_000),
     Fault("truncate", after_bytes=50),
@@ -163,18 +164,14 @@ def inflict(
     injuries: list[Injury],
     tell: Callable[[str], None],
     stop: threading.Event,
-    suffered: list[tuple[str, float, float]],
 ) -> None:
-    """All of a lane's, in their time; returns when the last is over. Adds to `suffered` what it
-    was, and from when to when."""
+    """All of a lane's, in their time; returns when the last is over."""
     begun = time.monotonic()
     for injury in injuries:
         if stop.wait(max(0.0, begun + injury.at_seconds - time.monotonic())):
             return
-        since = time.monotonic()
-        tell(f"{since:.3f} {injury}")
+        tell(f"{time.monotonic():.3f} {injury}")
         _, fault = (NODE_FAULTS | SHARED_FAULTS)[injury.what]
         with fault(fleet, injury.node, injury.for_seconds):
             stop.wait(injury.for_seconds)
-        suffered.append((injury.what, since, time.monotonic()))
         tell(f"{time.monotonic():.3f} over: {injury.what}")

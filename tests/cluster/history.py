@@ -26,9 +26,7 @@ class Operation:
 
     `answered` None: it failed or timed out: nobody knows what it did. `value`: the ETag put,
     copied or read. A copy says its `source`; one with `value` None found it missing. A listing says
-    which keys it `covers` and which it `shows`. `repeated`: the origin lost answers then, and
-    may have been asked for it more than once, as S3 clients do: it may have had its effect again,
-    and a copy that found nothing may have found something before.
+    which keys it `covers` and which it `shows`.
     """
 
     what: What
@@ -41,7 +39,6 @@ class Operation:
     shows: Mapping[str, str] = field(default_factory=dict)
     client: int = 0
     node: int = 0
-    repeated: bool = False
 
 
 @dataclass(frozen=True)
@@ -110,14 +107,10 @@ def _by_key(operations: list[Operation], initial: Mapping[str, str]) -> dict[str
     steps: dict[str, list[_Step]] = defaultdict(list)
     ever = _ever_held(operations, initial)
 
-    def add(
-        key: str, told: Operation, values: Iterable[Value], *, writes: bool, unsure: bool = False
-    ) -> None:
-        answered = math.inf if unsure or told.answered is None else told.answered
+    def add(key: str, told: Operation, values: Iterable[Value], *, writes: bool) -> None:
+        answered = math.inf if told.answered is None else told.answered
         step = _Step(len(steps[key]), writes, frozenset(values), told.asked, answered, told)
         steps[key].append(step)
-        if told.repeated and writes and not unsure:
-            add(key, told, values, writes=True, unsure=True)
 
     for each in operations:
         done = each.answered is not None
@@ -129,8 +122,6 @@ def _by_key(operations: list[Operation], initial: Mapping[str, str]) -> dict[str
             add(each.source, each, [each.value], writes=False)
             if each.value is not None:
                 add(each.key, each, [each.value], writes=True)
-            elif each.repeated:
-                add(each.key, each, ever[each.source], writes=True, unsure=True)
         elif each.what == "copy":
             add(each.key, each, ever[each.source], writes=True)
         elif each.what == "get" and done:

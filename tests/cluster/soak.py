@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ import aiohttp
 
 from tests.cluster.faults import NODE_FAULTS, Injury, inflict, schedule
 from tests.cluster.fleet import Fleet
-from tests.cluster.history import Operation, Violation, check
+from tests.cluster.history import Violation, check
 from tests.cluster.workload import Bodies, Client, Seen
 from tests.node.real_files import PACKER
 from tests.origins import ACCESS_KEY, SECRET_KEY
@@ -82,28 +82,11 @@ def soak(fleet: Fleet, *, seed: int, seconds: float, tell: Callable[[str], None]
     bodies = Bodies(seen, chance)
     initial = _prepare(fleet, bodies)
     injuries = schedule(seed, seconds, len(fleet.racks))
-    suffered: list[tuple[str, float, float]] = []
-    unanswered = asyncio.run(_run(fleet, injuries, seen, bodies, chance, seconds, say, suffered))
+    unanswered = asyncio.run(_run(fleet, injuries, seen, bodies, chance, seconds, say))
     begun = time.monotonic()
-    violations = check(_with_repeats(seen.history, suffered), initial)
+    violations = check(seen.history, initial)
     say(f"checked in {time.monotonic() - begun:.1f} s")
     return Outcome(seen, violations, unanswered, told)
-
-
-def _with_repeats(
-    history: list[Operation], suffered: list[tuple[str, float, float]]
-) -> list[Operation]:
-    """Marks what was asked while the origin's answers were lost."""
-    lost = [(since, until) for what, since, until in suffered if what == "origin failing"]
-    return [
-        replace(each, repeated=True)
-        if any(
-            each.asked < until and (each.answered is None or each.answered > since)
-            for since, until in lost
-        )
-        else each
-        for each in history
-    ]
 
 
 def _prepare(fleet: Fleet, bodies: Bodies) -> dict[str, str]:
@@ -139,7 +122,6 @@ async def _run(
     chance: random.Random,
     seconds: float,
     tell: Callable[[str], None],
-    suffered: list[tuple[str, float, float]],
 ) -> list[str]:
     endpoints = [node.endpoint_url for node in fleet.nodes]
     stop = threading.Event()
@@ -154,7 +136,7 @@ async def _run(
             return Client(number, endpoints, KEYS, PREFIXES, bodies, seen, own, session)
 
         lanes = [
-            asyncio.to_thread(inflict, fleet, lane, tell, stop, suffered)
+            asyncio.to_thread(inflict, fleet, lane, tell, stop)
             for lane in _lanes(injuries)
         ]
         working = [

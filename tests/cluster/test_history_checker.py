@@ -2,7 +2,6 @@
 
 import random
 from collections.abc import Sequence
-from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -145,18 +144,6 @@ def test_a_copy_that_failed_may_have_written_what_its_source_held() -> None:
     assert not whys([*before, get("1", 3, 4)])
     assert not whys([*before, get("9", 3, 4)])
     assert whys([*before, get("8", 3, 4)])
-
-
-def test_a_write_that_was_repeated_may_take_effect_again_and_no_other() -> None:
-    history = [put("1", 0, 8), get("1", 1, 2), put("2", 3, 4), get("2", 5, 6), get("1", 7, 8)]
-    assert whys(history)
-    assert not whys([replace(history[0], repeated=True), *history[1:]])
-
-
-def test_a_copy_that_was_repeated_may_have_found_something_before() -> None:
-    history = [put("1", 0, 1, "a"), delete(2, 5, "a"), copy(None, 3, 6), get("1", 7, 8)]
-    assert whys(history)
-    assert not whys([*history[:2], replace(history[2], repeated=True), history[3]])
 
 
 def test_what_was_there_before_counts() -> None:

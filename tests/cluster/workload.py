@@ -266,7 +266,7 @@ class Client:
         self._seen.slowest_seconds = max(self._seen.slowest_seconds, took)
         code = "refused" if answer is None else str(answer.status)
         self._seen.codes[f"{operation} {code}"] += 1
-        if answer is not None and answer.status in (400, 403, 405, 501):
+        if answer is not None and answer.status in (400, 403, 405, 500, 501):
             self._seen.wrong.append(f"{operation} {path} by n{node + 1}: {answer.body!r}")
         return answer
 

@@ -9,7 +9,7 @@ import pytest
 
 from gateway.errors import NoSuchKey, TierUnavailable, VersionChanged
 from gateway.model.body import BytesBody
-from gateway.model.conditions import WriteConditions
+from gateway.model.conditions import Conditions, WriteConditions
 from gateway.model.objects import ObjectRef
 from gateway.model.ranges import ByteRange
 from gateway.telemetry.metrics import Metrics
@@ -179,11 +179,11 @@ async def test_an_upload_that_the_origin_does_not_take_ends_in_time(
         await hasty.head(target)
 
 
-async def test_a_small_upload_is_sent_again_and_a_streamed_one_is_not(
+async def test_a_small_upload_that_is_refused_is_sent_again_and_a_streamed_one_is_not(
     origin: S3Origin, flaky: FlakyOrigin
 ) -> None:
     flaky.seen.requests.clear()
-    flaky.fail(Fault("reset", "PutObject"))
+    flaky.fail(Fault("status", "PutObject", status=503))
     small = ObjectRef("main", REF.bucket, "small")
     await origin.put(small, BytesBody(b"small"), {}, ANY)
     assert flaky.seen.requests["PutObject"] == 2
@@ -192,6 +192,38 @@ async def test_a_small_upload_is_sent_again_and_a_streamed_one_is_not(
         await origin.put(REF, BytesBody(DATA), {}, ANY)
     assert flaky.seen.requests["PutObject"] == 3
     assert (await origin.head(REF)).size_bytes == len(DATA)
+
+
+@pytest.mark.parametrize("lost", ["the answer", "the request"])
+@pytest.mark.parametrize("operation", ["PutObject", "CopyObject", "DeleteObject"])
+async def test_a_change_of_which_nobody_knows_what_became_is_not_asked_for_again(
+    origin: S3Origin, flaky: FlakyOrigin, operation: str, lost: str
+) -> None:
+    """Done twice it would undo what others wrote in between; a copy would miss its source."""
+    key = ObjectRef("main", REF.bucket, "changed once")
+    act = {
+        "PutObject": lambda: origin.put(key, BytesBody(b"small"), {}, ANY),
+        "CopyObject": lambda: origin.copy(
+            REF, key, headers=None, tagging=None, source_conditions=Conditions(), conditions=ANY,
+            checksum_algorithm=None,
+        ),
+        "DeleteObject": lambda: origin.delete(key, ANY),
+    }[operation]  # fmt: skip
+    flaky.seen.requests.clear()
+    flaky.fail(Fault("lose" if lost == "the answer" else "reset", operation))
+    with pytest.raises(TierUnavailable):
+        await act()
+    assert flaky.seen.requests[operation] == 1
+
+
+async def test_a_small_upload_ends_in_time_where_the_origin_says_nothing_at_all(
+    hasty: S3Origin, flaky: FlakyOrigin
+) -> None:
+    flaky.fail(Fault("stall", "PutObject"))
+    started = time.monotonic()
+    with pytest.raises(TierUnavailable):
+        await hasty.put(ObjectRef("main", REF.bucket, "silent"), BytesBody(b"small"), {}, ANY)
+    assert time.monotonic() - started < 10 * READ_TIMEOUT_SECONDS
 
 
 async def test_a_streamed_upload_refused_before_its_first_byte_is_sent_again(

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from aiobotocore.config import AioConfig
 from aiobotocore.httpsession import AIOHTTPSession
 from aiobotocore.session import AioSession
-from aiohttp import ClientResponse, ClientSession
+from aiohttp import ClientConnectorError, ClientResponse, ClientSession, ConnectionTimeoutError
 from aiohttp.typedefs import RawHeaders
 from botocore.awsrequest import AWSRequest
 from botocore.exceptions import BotoCoreError, ClientError
@@ -39,6 +39,12 @@ Answer = TypeVar("Answer")
 _WITH_MD5 = frozenset({
     "DeleteObjects", "PutBucketTagging", "PutObjectTagging",
 })  # fmt: skip
+
+# Operations that make something visible, or end it: what they do is done once.
+_CHANGES = frozenset({
+    "CompleteMultipartUpload", "CopyObject", "DeleteObject", "DeleteObjects", "PutObject",
+})  # fmt: skip
+_NOT_REACHED = (ClientConnectorError, ConnectionTimeoutError)
 
 
 class _Call:
@@ -69,6 +75,9 @@ class _HttpSession(AIOHTTPSession):
         # The stubs leave this method out; test_origin_s3_reading shows that it is there.
         session: ClientSession = await super()._get_session(proxy_url)  # type: ignore[misc]
         session._response_class = _Response
+        # aiohttp asks once more by itself where a connection breaks, also for a PUT or a DELETE
+        # that the origin may have done. botocore asks again where that is right.
+        session._retry_connection = False
         return session
 
 
@@ -241,7 +250,12 @@ def _client_config(config: S3OriginConfig) -> AioConfig:
 
 
 def _add_headers(params: dict[str, Any], **_: Any) -> None:
-    params["headers"].update(_CALL.get(_PLAIN).headers)
+    call = _CALL.get(_PLAIN)
+    if call.stream is None:
+        # botocore asks for a 100 before any body. aiohttp waits for it before its own clock runs:
+        # with an origin that says nothing, for ever. A short body is as well sent at once.
+        params["headers"].pop("Expect", None)
+    params["headers"].update(call.headers)
 
 
 def _choose_payload_hash(request: AWSRequest, operation_name: str, **_: Any) -> None:
@@ -254,10 +268,23 @@ def _choose_payload_hash(request: AWSRequest, operation_name: str, **_: Any) -> 
         request.headers["content-md5"] = b64encode(digest).decode("ascii")
 
 
-def _refuse_to_resend(**_: Any) -> bool | None:
-    """False, which ends the retries, once a streamed body has been begun."""
+def _refuse_to_resend(
+    event_name: str, caught_exception: Exception | None = None, **_: Any
+) -> bool | None:
+    """False, which ends the retries: once a streamed body has been begun, and where the origin may
+    have changed something, or may yet, and has not said so. Done twice, it would undo what others
+    have written in between, or find gone what it has itself made of it."""
     stream = _CALL.get(_PLAIN).stream
-    if stream is None:
-        return None
-    stream.answered()
-    return False if stream.started else None
+    if stream is not None:
+        stream.answered()
+        if stream.started:
+            return False
+    changes = event_name.rpartition(".")[2] in _CHANGES
+    return False if changes and _is_unsure(caught_exception) else None
+
+
+def _is_unsure(error: Exception | None) -> bool:
+    """Whether a request may have reached the origin, which has not answered it."""
+    # botocore has one exception for all that breaks; what it was is within.
+    cause = error.kwargs.get("error") if isinstance(error, BotoCoreError) else error
+    return cause is not None and not isinstance(cause, _NOT_REACHED)
