@@ -10,23 +10,34 @@ from benchmarks.seaweedfs import SeaweedFS
 from benchmarks.server import HOST, free_port
 
 _REQUESTS = "SeaweedFS_s3_request_total"
+_SENT_BYTES = "SeaweedFS_s3_bucket_traffic_sent_bytes_total"
 
 
 class CountedOrigin(SeaweedFS):
-    """SeaweedFS with its metrics to be read."""
+    """SeaweedFS with its metrics to be read; `host` and `prefix` are where it runs."""
 
     name = "origin"
 
-    def __init__(self, data: Path, folder: Path) -> None:
+    def __init__(
+        self, data: Path, folder: Path, host: str = HOST, prefix: tuple[str, ...] = ()
+    ) -> None:
         super().__init__(data, folder)
+        self.host, self.prefix = host, prefix
         self._metrics_port = free_port()
-        self.options = (f"-metricsPort={self._metrics_port}", f"-metricsIp={HOST}")
+        self.options = (f"-metricsPort={self._metrics_port}", f"-metricsIp={host}")
 
     def requests(self) -> Counter[str]:
         """How many requests it has answered since it was started, by operation."""
-        url = f"http://{HOST}:{self._metrics_port}/metrics"
+        return requests_of(self._metrics())
+
+    def sent_bytes(self) -> int:
+        """Bytes of bodies that it has sent since it was started."""
+        return sent_bytes_of(self._metrics())
+
+    def _metrics(self) -> str:
+        url = f"http://{self.host}:{self._metrics_port}/metrics"
         with urllib.request.urlopen(url, timeout=10) as answer:
-            return requests_of(answer.read().decode())
+            return str(answer.read().decode())
 
 
 def requests_of(metrics: str) -> Counter[str]:
@@ -37,3 +48,13 @@ def requests_of(metrics: str) -> Counter[str]:
             if sample.name == _REQUESTS:
                 found[sample.labels["type"]] += int(sample.value)
     return found
+
+
+def sent_bytes_of(metrics: str) -> int:
+    """Bytes sent in answers, from the same text."""
+    return sum(
+        int(sample.value)
+        for family in text_string_to_metric_families(metrics)
+        for sample in family.samples
+        if sample.name == _SENT_BYTES
+    )

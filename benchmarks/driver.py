@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Self
 
@@ -13,15 +14,20 @@ from benchmarks.server import client_cores
 
 
 class Driver:
-    """Hands jobs to `benchmarks.load` and waits for the outcomes; use as a context."""
+    """Hands jobs to `benchmarks.load` and waits for the outcomes; use as a context. `prefix`: words
+    before its command, that put it elsewhere; `cores`: the load generator's, unless others."""
+
+    def __init__(self, prefix: Sequence[str] = (), cores: set[int] | None = None) -> None:
+        self._prefix = prefix
+        self._cores = client_cores() if cores is None else cores
 
     def __enter__(self) -> Self:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.load"],
+            [*self._prefix, sys.executable, "-m", "benchmarks.load"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
         )
-        os.sched_setaffinity(self._process.pid, client_cores())
+        os.sched_setaffinity(self._process.pid, self._cores)
         return self
 
     def __exit__(
@@ -38,11 +44,20 @@ class Driver:
 
     def run(self, job: Job) -> Outcome:
         """The outcome. RuntimeError where the load generator itself broke."""
-        stdin, stdout = self._process.stdin, self._process.stdout
+        self.ask(job)
+        return self.outcome()
+
+    def ask(self, job: Job) -> None:
+        """Hands a job over; `outcome` waits for it."""
+        stdin = self._process.stdin
         assert stdin is not None
-        assert stdout is not None
         stdin.write(msgspec.json.encode(job) + b"\n")
         stdin.flush()
+
+    def outcome(self) -> Outcome:
+        """What came of the job that was asked. RuntimeError where the generator itself broke."""
+        stdout = self._process.stdout
+        assert stdout is not None
         line = stdout.readline()
         if not line:
             raise RuntimeError("the load generator broke; its message is above")

@@ -15,7 +15,9 @@ class Job(Struct, frozen=True, kw_only=True):
     asked, and in what shares. With `piece_bytes` each GET is of a range of so many bytes at some
     offset. With `rate` (requests per second) requests are sent when they are due and not when an
     answer sets a connection free, and latency counts from when they were due. One body in
-    `sample_every` is hashed; 0: none.
+    `sample_every` is hashed; 0: none. `together`: each key is asked for so many times in a row,
+    by as many connections at one moment. `not_before`: when the clock starts at the earliest, on
+    the machine's monotonic clock, so that several generators start as one.
     """
 
     mix: dict[Method, int]
@@ -34,6 +36,8 @@ class Job(Struct, frozen=True, kw_only=True):
     rate: float | None = None
     sample_every: int = 64
     timeout_seconds: float = 60.0
+    together: int = 1
+    not_before: float = 0.0
 
 
 def answer_bytes(job: Job) -> int:

@@ -43,6 +43,7 @@ class _Load:
     def run(self) -> Outcome:
         for _ in range(self.job.connections):
             self._connect()
+        time.sleep(max(0.0, self.job.not_before - time.monotonic()))
         cpu = time.process_time()
         started_ns = time.perf_counter_ns()
         self.until_ns = started_ns + int((self.job.seconds or 86_400) * 1e9)

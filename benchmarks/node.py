@@ -58,9 +58,9 @@ class Feedrack(Server):
             [node]
             workers = {self.workers}
             [s3]
-            listen = "{HOST}:{self.port}"
+            listen = "{self.host}:{self.port}"
             [admin]
-            listen = "{HOST}:{self._admin_port}"
+            listen = "{self.host}:{self._admin_port}"
             [cache]
             path = "{self.folder}/cache"
             capacity = "64GiB"
@@ -81,7 +81,7 @@ class Feedrack(Server):
     def ready(self) -> bool:
         with (
             suppress(OSError),
-            urllib.request.urlopen(f"http://{HOST}:{self._admin_port}/readyz", timeout=1) as answer,
+            urllib.request.urlopen(f"http://{self.host}:{self._admin_port}/readyz", timeout=1) as answer,
         ):
             return bool(answer.status == 200)
         return False

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from benchmarks.server import ACCESS_KEY, HOST, SECRET_KEY, PeerMissingError, Server, free_port
+from benchmarks.server import ACCESS_KEY, SECRET_KEY, PeerMissingError, Server, free_port
 
 
 class SeaweedFS(Server):
@@ -64,8 +64,8 @@ class SeaweedFS(Server):
                 f"-logdir={self.folder}",
                 "server",
                 f"-dir={self.folder}/store",
-                f"-ip={HOST}",
-                f"-ip.bind={HOST}",
+                f"-ip={self.host}",
+                f"-ip.bind={self.host}",
                 "-master.telemetry=false",
                 "-master.volumeSizeLimitMB=1024",
                 "-volume.max=0",

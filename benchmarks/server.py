@@ -54,6 +54,7 @@ class Server(ABC):
 
     `serves_files`: it answers from the files under `data`; others are given their objects by PUT.
     `caches`: it begins each round with nothing held. `put_missing`: why it is left out of PUT.
+    `host` and `prefix` are where it runs: its address, and the words before its commands.
     """
 
     name: str
@@ -62,6 +63,8 @@ class Server(ABC):
     caches = False
     stop_signal = signal.SIGTERM
     put_missing: str | None = None
+    host = HOST
+    prefix: Sequence[str] = ()
 
     def __init__(self, data: Path, folder: Path) -> None:
         self.data = data
@@ -99,6 +102,10 @@ class Server(ABC):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """Ends it; its folder is gone."""
         self._stop()
         shutil.rmtree(self.folder, ignore_errors=True)
 
@@ -171,7 +178,7 @@ class Server(ABC):
         cores = self.cores
         with (self.folder / "output.log").open("ab") as log:
             process = subprocess.Popen(
-                command,
+                [*self.prefix, *command],
                 stdout=log,
                 stderr=log,
                 env={**os.environ, **(environment or {})},
@@ -183,7 +190,7 @@ class Server(ABC):
 
     def listens(self, port: int) -> bool:
         try:
-            socket.create_connection((HOST, port), timeout=1).close()
+            socket.create_connection((self.host, port), timeout=1).close()
         except OSError:
             return False
         return True

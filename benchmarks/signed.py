@@ -71,10 +71,11 @@ def prepare(job: Job, seconds: Seconds, randomness: random.Random) -> list[Reque
     methods = randomness.choices([*job.mix], [*job.mix.values()], k=job.requests)
     found: list[Request] = []
     while len(found) < job.requests:
-        moment = _Moment(job, seconds.take(job), randomness)
-        for number, offset in targets[: job.requests - len(found)]:
-            method = methods[len(found)]
-            found.append(Request(method, moment.head(method, number, offset), number, offset))
+        moments = [_Moment(job, seconds.take(job), randomness) for _ in range(job.together)]
+        for number, offset in targets:
+            for moment in moments[: job.requests - len(found)]:
+                method = methods[len(found)]
+                found.append(Request(method, moment.head(method, number, offset), number, offset))
     return found
 
 

@@ -239,8 +239,13 @@ class Reads(Core):
                 return await ask(ticket)
             finally:
                 self._versions.end_read(ticket)
-        what = "head with checksums" if checksums else "head"
-        return await self._share(ref, f"{what} as {role}", ask)
+        what = f"head with checksums as {role}" if checksums else f"head as {role}"
+        if checksums:
+            # Whoever opens it at this moment is told them too.
+            opening = self._questions.get((_whole(role), ref, self._versions.present(ref)))
+            if opening is not None:
+                return await asyncio.shield(opening)
+        return await self._share(ref, what, ask)
 
     async def _open_unknown(
         self, bucket: Bucket, ref: ObjectRef, *, checksums: bool, role: Role = "reader"
@@ -272,28 +277,30 @@ class Reads(Core):
         what = f"open with checksums as {role}" if with_checksums else f"open as {role}"
         if not checksums or not bucket.origin.relays:
             return await self._share(ref, what, open_first)
-        # S3 leaves checksums out of ranged answers: ask for them meanwhile, not afterwards; unless
-        # there is somebody who tells both. What is asked here is not remembered before the bytes
-        # are on their way: others would ask for them, too.
-        ticket = self._versions.begin_read(ref)
-        asking: asyncio.Task[ObjectInfo] | None = None
-        try:
-            if not self._may_be_told(bucket, ref, ticket) or role == "cluster":
-                asking = asyncio.create_task(bucket.origin.head(ref, checksums=True))
-            learned = await self._share(ref, what, open_first)
-            if not learned.info.checksums_known:
-                asked = asking or asyncio.create_task(bucket.origin.head(ref, checksums=True))
-                asking = asked
-                info = checksummed(learned.info, await asked)
-                learned = msgspec.structs.replace(learned, info=info)
-                if self._versions.learn(ticket, info):
-                    self._remember_on_disk(ref, info)
-            return learned
-        finally:
-            self._versions.end_read(ticket)
-            if asking is not None:
-                asking.cancel()
-                await asyncio.gather(asking, return_exceptions=True)
+
+        async def open_whole(ticket: Ticket) -> Learned:
+            # S3 leaves checksums out of ranged answers: ask for them meanwhile, not afterwards;
+            # unless there is somebody who tells both. What is asked here is not remembered before
+            # the bytes are on their way: others would ask for them, too.
+            asking: asyncio.Task[ObjectInfo] | None = None
+            try:
+                if not self._may_be_told(bucket, ref, ticket) or role == "cluster":
+                    asking = asyncio.create_task(bucket.origin.head(ref, checksums=True))
+                learned = await self._share(ref, what, open_first)
+                if not learned.info.checksums_known:
+                    asked = asking or asyncio.create_task(bucket.origin.head(ref, checksums=True))
+                    asking = asked
+                    info = checksummed(learned.info, await asked)
+                    learned = msgspec.structs.replace(learned, info=info)
+                    if self._versions.learn(ticket, info):
+                        self._remember_on_disk(ref, info)
+                return learned
+            finally:
+                if asking is not None:
+                    asking.cancel()
+                    await asyncio.gather(asking, return_exceptions=True)
+
+        return await self._share(ref, _whole(role), open_whole)
 
     def _role(self, ref: ObjectRef, role: Role) -> Role:
         """As what this node asks for a key's head."""
@@ -446,3 +453,8 @@ class Reads(Core):
             ahead_elsewhere=self._ahead_elsewhere,
             role=role,
         )
+
+
+def _whole(role: Role) -> str:
+    """Names the question that opens an object and learns its checksums."""
+    return f"whole as {role}"

@@ -224,6 +224,10 @@ class Namespaces(Loopback):
             )
             self.delayed = added.returncode == 0
 
+    def space(self, name: str) -> str:
+        """The namespace of a rack or a node."""
+        return self._space(name)
+
     def _space(self, name: str) -> str:
         return f"feedrack{self._number}-{name}"
 

@@ -63,6 +63,21 @@ async def test_a_cold_start_over_an_s3_service_reads_everything_once(
     assert six.origin_gets() == 6 + 10
 
 
+async def test_an_s3_service_is_asked_for_an_objects_checksums_once(
+    six: Cluster, bucket: Any
+) -> None:
+    bodies = {f"small{n}": random.Random(n).randbytes(2000) for n in range(10)}
+    bodies["large"] = random.Random(1).randbytes(3 * CHUNK_BYTES)
+    for key, body in bodies.items():
+        bucket.put_object(Bucket="train", Key=key, Body=body)
+    found = await asyncio.gather(
+        *(each.read(key, checksums=True) for each in six.nodes for key in bodies for _ in range(4))
+    )
+    assert found == [body for _ in six.nodes for body in bodies.values() for _ in range(4)]
+    # Ranged answers do not carry them: a HEAD each, however many ask.
+    assert (six.origin_gets(), six.origin_requests()) == (3 + 10, 3 + 10 + 11)
+
+
 @pytest.mark.parametrize("nodes", [1, 6])
 async def test_a_cold_start_of_packed_objects_reads_every_shard_once(
     tmp_path: Path, nodes: int
