@@ -113,7 +113,11 @@ def fill_origin(target: Server, bucket: str, kinds: Sequence[Kind]) -> None:
     with Driver() as driver:
         for kind in kinds:
             put = changed(
-                _job(target, kind), bucket=bucket, mix={"PUT": 1}, connections=4, requests=kind.count
+                _job(target, kind),
+                bucket=bucket,
+                mix={"PUT": 1},
+                connections=4,
+                requests=kind.count,
             )
             outcome = driver.run(changed(put, together=1))
             if outcome.failures:
@@ -133,9 +137,7 @@ def cold_start(
     """Reads each kind, one after the other, by all readers of all servers at once."""
     found = []
     with ExitStack() as stack:
-        drivers = [
-            stack.enter_context(Driver(server.prefix, server.cores)) for server in servers
-        ]
+        drivers = [stack.enter_context(Driver(server.prefix, server.cores)) for server in servers]
         for kind in kinds:
             found.append(
                 _read(way, racks, origin, servers, drivers, kind, piece_bytes, coordinator)
@@ -267,4 +269,3 @@ def wait(condition: Callable[[], bool], what: str, seconds: float = _MEMBERS_SEC
         if time.monotonic() > until:
             raise RuntimeError(what)
         time.sleep(0.1)
-

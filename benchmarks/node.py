@@ -81,7 +81,9 @@ class Feedrack(Server):
     def ready(self) -> bool:
         with (
             suppress(OSError),
-            urllib.request.urlopen(f"http://{self.host}:{self._admin_port}/readyz", timeout=1) as answer,
+            urllib.request.urlopen(
+                f"http://{self.host}:{self._admin_port}/readyz", timeout=1
+            ) as answer,
         ):
             return bool(answer.status == 200)
         return False

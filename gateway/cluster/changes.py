@@ -107,16 +107,19 @@ class Picture:
 
     def apply(self, fields: Mapping[bytes, bytes]) -> Applied:
         """Takes in the next entry. ValueError where it is not understood: a later version's."""
-        kind = fields.get(b"k", b"")
+        try:
+            return self._apply(fields)
+        except (KeyError, msgspec.MsgspecError) as error:
+            raise ValueError(f"an entry that lacks something: {error!r}") from error
+
+    def _apply(self, fields: Mapping[bytes, bytes]) -> Applied:
+        kind = fields[b"k"]
         if kind in (b"join", b"update"):
             return self._came(decode_member(fields[b"d"]))
-        try:
-            run = Run(fields[b"n"].decode(), fields[b"i"].decode())
-        except KeyError as error:
-            raise ValueError(f"an entry without {error}") from error
+        run = Run(fields[b"n"].decode(), fields[b"i"].decode())
         if kind == b"leave":
             return self._went(run)
-        change = ChangeId(run, int(fields.get(b"c", b"0")))
+        change = ChangeId(run, int(fields[b"c"]))
         if kind == b"begin":
             refs = decode_refs(fields[b"d"])
             self.open[change] = refs

@@ -263,3 +263,39 @@ def test_another_process_reads_no_mixture_and_nothing_older_than_before(memory: 
     assert wrong.get(timeout=30) == ""
     reader.join(timeout=30)
     heads.close()
+
+
+def test_readers_believe_no_longer_than_they_are_let(memory: int) -> None:
+    heads = SharedHeads(memory, unbounded=False)
+    heads.begin()
+    heads.mark_index(7)
+    clock = Clock()
+    view = SharedHeadsView(memory, now=clock)
+    heads.remembered(REF, info("e1"), clock.seconds)
+    assert view.trusted(REF, None) is None
+    assert not view.believes_index(7)
+    heads.trust(clock.seconds + 3)
+    assert view.trusted(REF, None) == info("e1")
+    assert view.believes_index(7)
+    clock.seconds += 3
+    assert view.trusted(REF, None) is None
+    assert not view.believes_index(7)
+    heads.trust(clock.seconds + 3)
+    assert view.trusted(REF, None) == info("e1")
+    heads.trust(0.0)
+    assert view.trusted(REF, None) is None
+    view.close()
+    heads.close()
+
+
+def test_once_everything_is_dropped_nothing_is_found(
+    heads: SharedHeads, view: SharedHeadsView
+) -> None:
+    for ref in (REF, OTHER):
+        heads.remembered(ref, info("e1"), 100.0)
+        assert view.trusted(ref, None) == info("e1")
+    heads.dropped_all()
+    assert view.trusted(REF, None) is None
+    assert view.trusted(OTHER, None) is None
+    heads.remembered(REF, info("e2"), 101.0)
+    assert view.trusted(REF, None) == info("e2")
