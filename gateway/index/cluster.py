@@ -117,7 +117,7 @@ class Link:
         # WAIT speaks of what its own connection has written.
         pipeline = self._started(self._client).pipeline(transaction=False)
         pipeline.execute_command(*words)
-        pipeline.execute_command("WAIT", replicas, int(self._patience_seconds * 500))
+        pipeline.execute_command("WAIT", replicas, int(self._patience_seconds * 300))
         answer, having = await pipeline.execute()
         if having < replicas:
             raise CoordinatorUnavailable(f"{having} of {replicas} replicas have what was written")
