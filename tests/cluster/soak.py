@@ -132,10 +132,7 @@ async def _run(
             own = random.Random(chance.random())
             return Client(number, endpoints, KEYS, PREFIXES, bodies, seen, own, session)
 
-        lanes = [
-            asyncio.to_thread(inflict, fleet, lane, tell, stop)
-            for lane in _lanes(injuries)
-        ]
+        lanes = [asyncio.to_thread(inflict, fleet, lane, tell, stop) for lane in _lanes(injuries)]
         working = [
             asyncio.create_task(client(number).run(lambda: time.monotonic() > ends))
             for number in range(CLIENTS)
