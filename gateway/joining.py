@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from gateway.cluster.members import Member, Members
 from gateway.cluster.membership import Membership
-from gateway.cluster.session import Mark
+from gateway.cluster.session import DOUBT_SECONDS, Mark
 from gateway.cluster.writing import SharedChanges
 from gateway.config import ClusterConfig, Config, ConfigError
 from gateway.errors import CoordinatorUnavailable
@@ -27,8 +27,6 @@ from gateway.tiers.disk import DiskTier
 
 _FILE = "cluster.json"
 _NOTE_SECONDS = 5.0
-# For so long the origin may do what a writer that died has asked it for.
-_DOUBT_SECONDS = 30.0
 
 log = structlog.get_logger()
 
@@ -75,7 +73,7 @@ class Joining:
             asyncio.get_running_loop().call_later(seconds, call)
 
         memory = Coherence(
-            versions, disk, packs, immutable=immutable, doubt_seconds=_DOUBT_SECONDS, later=later
+            versions, disk, packs, immutable=immutable, doubt_seconds=DOUBT_SECONDS, later=later
         )
         membership = self.membership = Membership(
             self.link, self._cluster, self.members, memory, on_trust=on_trust, tell=tell

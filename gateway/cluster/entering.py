@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from gateway.cluster.changes import ChangeId, Position, Run, decode_refs, position, written
 from gateway.cluster.members import Member, decode_member, encode_member
 from gateway.cluster.scripts import JOIN
-from gateway.cluster.session import MARGIN, Claimed, Mark, Session, keys
+from gateway.cluster.session import DOUBT_SECONDS, MARGIN, Claimed, Mark, Session, keys
 from gateway.config import ClusterConfig
 from gateway.index.cluster import Link
 from gateway.model.objects import ObjectRef
@@ -20,13 +20,14 @@ log = structlog.get_logger()
 
 
 class Joined(NamedTuple):
-    """A new session, and how things were at its entry: `place` in the stream, the members, and what
-    they were changing."""
+    """A new session, and how things were at its entry: `place` in the stream, the members, what
+    they were changing, and what others have left open that the origin may still do."""
 
     session: Session
     place: Position
     members: list[Member]
     changing: dict[ChangeId, tuple[ObjectRef, ...]]
+    doubted: dict[Run, tuple[ObjectRef, ...]]
 
 
 async def join(
@@ -54,6 +55,7 @@ async def join(
                 count,
                 link.key(""),
                 config.changes_kept,
+                DOUBT_SECONDS,
             ],
         )
         if answer[0] == b"joined":
@@ -73,7 +75,7 @@ async def join(
 def _joined(
     answer: Sequence[Any], run: Run, sent: float, received: float, lease_seconds: float
 ) -> Joined:
-    _, process, token, place, members, changing, established = answer
+    _, process, token, place, members, changing, established, doubted = answer
     session = Session(
         run=run,
         token=token.decode(),
@@ -88,7 +90,12 @@ def _joined(
         for id_, incarnation, held in changing
         for number, raw in zip(held[::2], held[1::2], strict=True)
     }
-    return Joined(session, position(place), [decode_member(each) for each in members], found)
+    left = {
+        Run(*name.decode().rsplit(":", 1)): tuple(ref for raw in held for ref in decode_refs(raw))
+        for name, held in doubted
+    }
+    joined = [decode_member(each) for each in members]
+    return Joined(session, position(place), joined, found, left)
 
 
 async def missed(

@@ -9,6 +9,8 @@ from msgspec.structs import replace
 from gateway.cluster.changes import (
     Applied,
     Begun,
+    ChangeId,
+    Ended,
     Picture,
     Position,
     Run,
@@ -80,12 +82,16 @@ class Following:
         self.mark = None
 
     async def catch_up(self, session: Session, joined: Joined, mark: Mark | None) -> None:
-        """Drops what was changed while this node was away, and holds what is being changed.
-        CoordinatorUnavailable."""
+        """Drops what was changed while this node was away, and holds what is being changed, or may
+        be yet. CoordinatorUnavailable."""
         refs = await missed(self._link, mark, session, joined.place)
         await self._memory.missed(refs)
         for change, held in joined.changing.items():
             await self._memory.begun(Begun(change, held))
+        for run, left in joined.doubted.items():
+            change = ChangeId(run, 0)
+            await self._memory.begun(Begun(change, left))
+            self._memory.ended(Ended(change, abandoned=True))
         self.mark = Mark(session.token, session.process, joined.place)
 
     async def follow(self, session: Session) -> None:

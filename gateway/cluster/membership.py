@@ -22,7 +22,16 @@ from gateway.cluster.entering import Joined, join
 from gateway.cluster.following import Following
 from gateway.cluster.members import Member, Members, encode_member
 from gateway.cluster.scripts import LEAVE, RENEW, UPDATE
-from gateway.cluster.session import MARGIN, Claimed, Expelled, Mark, Memory, Session, keys
+from gateway.cluster.session import (
+    DOUBT_SECONDS,
+    MARGIN,
+    Claimed,
+    Expelled,
+    Mark,
+    Memory,
+    Session,
+    keys,
+)
 from gateway.config import ClusterConfig
 from gateway.errors import CoordinatorUnavailable
 from gateway.index.cluster import Link
@@ -267,8 +276,9 @@ class Membership:
         return list(dict.fromkeys([*(self.following.missing() - {me}), *ring]))
 
     async def _end_membership(self, run: Run, renewals: str) -> None:
-        named = [*keys(self._link, run), self._link.key("acks", *run)]
-        await self._link.script(LEAVE, named, [*run, renewals, self._config.changes_kept])
+        kept, prefix = self._config.changes_kept, self._link.key("")
+        words = [*run, renewals, kept, prefix, DOUBT_SECONDS]
+        await self._link.script(LEAVE, keys(self._link, run), words)
 
     # Ends
     def _lose(self, session: Session, why: str) -> None:

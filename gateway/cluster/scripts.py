@@ -10,6 +10,9 @@ Keys, in the order every script gets them:
     changes       stream: join, leave, update, begin, end
     open          hash of the asking run: number of a change → its keys
 
+and beside them, under the prefix of all: doubted, a set of runs that ended with changes open, and
+for each, while the origin may still do what it was asked for, the hash that was its `open`.
+
 `meta.established` is the run id of a Redis process, once every lease that an earlier one may have
 granted is over. Each script that grants or begins anything says which process it talked to.
 """
@@ -19,6 +22,17 @@ from gateway.index.cluster import Script
 _PROCESS = """
 local process = string.match(redis.call('INFO', 'server'), 'run_id:(%w+)')
 local meta, members, runs, renewals, told, changes, open = unpack(KEYS)
+"""
+# What a run leaves open is not over: the origin may still do it. Who joins later must know.
+_ABANDON = """
+local function abandon(prefix, run, seconds)
+    if redis.call('EXISTS', prefix .. 'open:' .. run) == 1 then
+        redis.call('RENAME', prefix .. 'open:' .. run, prefix .. 'doubt:' .. run)
+        redis.call('EXPIRE', prefix .. 'doubt:' .. run, seconds)
+        redis.call('SADD', prefix .. 'doubted', run)
+    end
+    redis.call('DEL', prefix .. 'acks:' .. run)
+end
 """
 _MINE = """
 local id, incarnation = ARGV[1], ARGV[2]
@@ -31,8 +45,9 @@ end
 # taken over from and its count of renewals, prefix of all keys, how many changes to keep.
 JOIN = Script(
     _PROCESS
+    + _ABANDON
     + """
-local id, incarnation, member, token, before, count, prefix, kept = unpack(ARGV)
+local id, incarnation, member, token, before, count, prefix, kept, doubt = unpack(ARGV)
 redis.call('HSETNX', meta, 'token', token)
 local there = redis.call('HGET', runs, id)
 if there and there ~= incarnation then
@@ -40,8 +55,7 @@ if there and there ~= incarnation then
     if there ~= before or (count ~= '' and renewed ~= count) then
         return {'claimed', process, there, renewed, redis.call('HGET', members, id)}
     end
-    local of = id .. ':' .. there
-    redis.call('DEL', prefix .. 'open:' .. of, prefix .. 'acks:' .. of)
+    abandon(prefix, id .. ':' .. there, doubt)
 end
 local joined = redis.call('HINCRBY', meta, 'joined', 1)
 member = string.gsub(member, '"joined":0', '"joined":' .. joined, 1)
@@ -58,9 +72,18 @@ for i = 1, #flat, 2 do
         changing[#changing + 1] = {flat[i], flat[i + 1], held}
     end
 end
+local doubted = {}
+for _, run in ipairs(redis.call('SMEMBERS', prefix .. 'doubted')) do
+    local held = redis.call('HVALS', prefix .. 'doubt:' .. run)
+    if #held > 0 then
+        doubted[#doubted + 1] = {run, held}
+    else
+        redis.call('SREM', prefix .. 'doubted', run)
+    end
+end
 local established = redis.call('HGET', meta, 'established') == process
 return {'joined', process, redis.call('HGET', meta, 'token'), place, all, changing,
-    established and 1 or 0}
+    established and 1 or 0, doubted}
 """
 )
 
@@ -120,10 +143,11 @@ return {'updated', process}
 """
 )
 
-# id, incarnation, its count of renewals or '' for any, how many changes to keep. `open` is that
-# run's, and so is the stream of what it has been told.
+# id, incarnation, its count of renewals or '' for any, how many changes to keep, prefix of all
+# keys, for how many seconds what was abandoned stays doubtful. `open` is that run's.
 LEAVE = Script(
     _PROCESS
+    + _ABANDON
     + _MINE
     + """
 if ARGV[3] ~= '' and redis.call('HGET', renewals, id) ~= ARGV[3] then
@@ -133,7 +157,7 @@ redis.call('HDEL', members, id)
 redis.call('HDEL', runs, id)
 redis.call('HDEL', renewals, id)
 redis.call('HDEL', told, id)
-redis.call('DEL', open, KEYS[8])
+abandon(ARGV[5], id .. ':' .. incarnation, ARGV[6])
 redis.call('XADD', changes, 'MAXLEN', '~', ARGV[4], '*', 'k', 'leave', 'n', id, 'i', incarnation)
 return {'left', process}
 """

@@ -12,6 +12,8 @@ from gateway.model.objects import ObjectRef
 
 # Of a lease: by as much another clock may run faster than ours.
 MARGIN = 0.05
+# For so long an origin may take to do what it was asked for by somebody who has stopped waiting.
+DOUBT_SECONDS = 30
 
 
 class Expelled(CoordinatorUnavailable):

@@ -7,6 +7,7 @@ from typing import Any
 
 import structlog
 
+from gateway.cluster.session import DOUBT_SECONDS
 from gateway.cluster.writing import Change, Changes, Unshared
 from gateway.config import CacheConfig
 from gateway.errors import FeedrackError, S3Error
@@ -15,9 +16,6 @@ from gateway.store.buckets import Bucket, BucketTable
 from gateway.store.fill import Filler
 from gateway.store.versions import Ticket, VersionTable
 from gateway.tiers.disk import DiskTier
-
-# For so long an origin may take to do what it was asked for by somebody who has stopped waiting.
-_DOUBT_SECONDS = 30.0
 
 log = structlog.get_logger()
 
@@ -137,8 +135,8 @@ class Writing:
         """Ends the write, here and for the others. `unsure`: the origin may still do what it was
         asked for; nobody trusts anything of the keys until that is unlikely. Safe to call twice."""
         if unsure and self._released:
-            self._change.end(after_seconds=_DOUBT_SECONDS)
-            asyncio.get_running_loop().call_later(_DOUBT_SECONDS, self._end_tickets)
+            self._change.end(after_seconds=DOUBT_SECONDS)
+            asyncio.get_running_loop().call_later(DOUBT_SECONDS, self._end_tickets)
         else:
             self._change.end()
             self._end_tickets()

@@ -1,7 +1,8 @@
 """The protocol of coherence without processes, sockets and real time: nodes, a stream, an origin.
 
-Every step that could be interleaved with others is one of its own: a question put, answered, and
-learned from; a change begun, met in the stream, acknowledged, made at the origin, answered, ended;
+Every step that could be interleaved with others is one of its own: a question put, to the origin or
+to another node that asks in its turn, shared by who asks the same, answered, and learned from; a
+change begun, met in the stream, acknowledged, made at the origin, answered, ended;
 a lease renewed, lapsed, ended by others; a node frozen (nobody steps it), dead, back. What decides
 is the real thing (`Picture`, `Waits`, `Watch`, `VersionTable`, `Coherence`); what is done here by
 hand is what `membership.py` and `writing.py` do with them over Redis.
@@ -16,6 +17,7 @@ from typing import Any, cast
 from gateway.cluster.changes import (
     Begun,
     ChangeId,
+    Ended,
     Picture,
     Position,
     Run,
@@ -56,14 +58,21 @@ class Write:
         self.answered = False
 
 
-class Read:
-    """One question to the origin on its way."""
+class Question:
+    """One question on its way: to the origin, or to another node. Those in `waiting` share it, and
+    hear the version and since when it is known."""
 
-    def __init__(self, key: ObjectRef, ticket: Ticket, floor: int) -> None:
+    def __init__(self, key: ObjectRef, ticket: Ticket, via: "SimulatedNode | None") -> None:
         self.key = key
         self.ticket = ticket
-        self.floor = floor
-        self.seen: int | None = None
+        self.via = via
+        self.under_way = False
+        # The version, and how old that is, once the answer is on its way back.
+        self.seen: tuple[int, float] | None = None
+        self.waiting: list[Told] = []
+
+
+Told = Callable[[int, float], None]
 
 
 class SimulatedNode:
@@ -88,7 +97,7 @@ class SimulatedNode:
         self.numbers = 0
         self.writes: dict[int, Write] = {}
         self.waiting: list[Write] = []
-        self.reads: list[Read] = []
+        self.questions: dict[object, Question] = {}
         self.versions = VersionTable(
             now=lambda: self.world.now,
             trusted_until=lambda: 1e9 if self.world.flaw == "leases last" else self.lease_until,
@@ -134,6 +143,11 @@ class SimulatedNode:
         )
         for change, refs in self.picture.open.items():
             _at_once(self.memory.begun(Begun(change, refs)))
+        if world.flaw != "who joins hears of nothing that was left":
+            for change, (refs, until) in world.doubted.items():
+                if world.now < until:
+                    _at_once(self.memory.begun(Begun(change, refs)))
+                    self.memory.ended(Ended(change, abandoned=True))
         for write in list(self.writes.values()):
             # It will be announced again.
             write.settled, write.run = False, None
@@ -248,22 +262,73 @@ class SimulatedNode:
     # Reads
     def read(self, key: ObjectRef) -> None:
         floor = self.world.floor.get(key, 0)
-        info = self.versions.trusted(key, 60.0)
+        # Some want to know more than is remembered.
+        wants_more = self.world.random.random() < 0.2
+        info = None if wants_more else self.versions.trusted(key, 60.0)
         if info is not None:
             self.world.check(key, int(info.etag), floor, "memory", self)
             return
-        self.reads.append(Read(key, self.versions.begin_read(key), floor))
+        self.ask(key, lambda seen, _: self.world.check(key, seen, floor, "a question", self))
 
-    def read_on(self, read: Read) -> None:
-        """The origin looks, or the answer arrives."""
-        if read.seen is None:
-            read.seen = self.world.value.get(read.key, 0)
+    def ask(self, key: ObjectRef, told: Told, *, as_home: bool = False) -> None:
+        """As `Reads._share` and `Reads._told`; who is asked as the home asks the origin."""
+        versions, world = self.versions, self.world
+        present = versions.present(key)
+        if world.flaw == "questions are shared during writes" and versions.trusts:
+            present = versions.generation(key), versions._epoch
+        if world.flaw == "questions are shared without a lease":
+            present = versions.generation(key)
+        name = (key, present, as_home)
+        question = self.questions.get(name)
+        if question is None:
+            ticket = versions.begin_read(key)
+            others = [each for each in world.nodes if each is not self]
+            may_be_told = versions.trusts and not ticket.generation and not as_home
+            via = world.random.choice([None, *others, *others]) if may_be_told else None
+            question = self.questions[name] = Question(key, ticket, via)
+        question.waiting.append(told)
+
+    def give(self, key: ObjectRef, told: Callable[[int, float], None]) -> None:
+        """As `Giving.give_head`: `told` hears the version and its age."""
+        known = self.versions.aged(key, 60.0)
+        if self.world.flaw == "who is asked looks at no lease" and key in self.versions._known:
+            what = self.versions._known[key][None]
+            known = what.what.info, self.world.now - what.since
+        if known is not None:
+            told(int(known[0].etag), known[1])
             return
-        self.reads.remove(read)
-        info = ObjectInfo(etag=str(read.seen), size_bytes=1, last_modified_ms=0)
-        self.versions.learn(read.ticket, info)
-        self.versions.end_read(read.ticket)
-        self.world.check(read.key, read.seen, read.floor, "origin", self)
+        self.ask(key, lambda seen, since: told(seen, self.world.now - since), as_home=True)
+
+    def go_on(self, name: object) -> None:
+        """The next thing that happens to a question."""
+        question, world = self.questions[name], self.world
+        if question.seen is not None:
+            self._end_question(name, question)
+        elif question.via is None:
+            question.seen = world.value.get(question.key, 0), 0.0
+        elif world.random.random() < 0.1:
+            # Enough waited: what comes yet is not heard any more.
+            question.via = None
+        elif not question.under_way and question.via.alive and not question.via.frozen:
+            question.under_way = True
+            asked = question.via
+
+            def told(seen: int, age: float) -> None:
+                if question.via is asked:
+                    question.seen = seen, age
+
+            asked.give(question.key, told)
+
+    def _end_question(self, name: object, question: Question) -> None:
+        assert question.seen is not None
+        seen, age = question.seen
+        del self.questions[name]
+        info = ObjectInfo(etag=str(seen), size_bytes=1, last_modified_ms=0)
+        self.versions.learn(question.ticket, info, age_seconds=age)
+        self.versions.end_read(question.ticket)
+        self.world.told_by_nodes += question.via is not None
+        for told in question.waiting:
+            told(seen, question.ticket.drawn_at - age)
 
 
 class World:
@@ -279,6 +344,7 @@ class World:
         self.runs: dict[str, Run] = {}
         self.renewals: dict[Run, int] = {}
         self.open: dict[ChangeId, tuple[ObjectRef, ...]] = {}
+        self.doubted: dict[ChangeId, tuple[tuple[ObjectRef, ...], float]] = {}
         self.acks: dict[Run, list[tuple[Run, Position]]] = {}
         self.value: dict[ObjectRef, int] = {}
         self.latest: dict[ObjectRef, int] = {}
@@ -286,6 +352,7 @@ class World:
         # What must be seen by whoever begins to read now.
         self.floor: dict[ObjectRef, int] = {}
         self.reads_from_memory = 0
+        self.told_by_nodes = 0
         self.answered = 0
         self.nodes = [SimulatedNode(self, f"n{number}") for number in range(nodes)]
         self._refs: dict[bytes, tuple[ObjectRef, ...]] = {}
@@ -311,7 +378,7 @@ class World:
         del self.runs[run.id]
         self.renewals.pop(run, None)
         for change in [change for change in self.open if change.run == run]:
-            del self.open[change]
+            self.doubted[change] = self.open.pop(change), self.now + DOUBT
         if announce:
             fields = {b"k": b"leave", b"n": run.id.encode(), b"i": run.incarnation.encode()}
             self.stream.append(fields)
@@ -356,13 +423,13 @@ class World:
         kind = choose.choices(
             ["read", "read on", "follow", "acks", "write", "announce", "release", "land", "answer",
              "renew", "tick", "freeze", "kill", "back"],
-            [60, 30, 30, 20, 2, 12, 14, 12, 14, 30, 12, 0.3, 0.2, 3],
+            [60, 60, 30, 20, 3, 12, 14, 12, 14, 30, 12, 0.5, 0.5, 3],
         )[0]  # fmt: skip
         if kind == "tick":
             self.tick(choose.choice([0.01, 0.05, 0.2, 0.5]))
         elif kind == "freeze":
             # All others go on for a while, and it wakes up where it was.
-            self._without(node, choose.randrange(400))
+            self._without(node, choose.randrange(1200))
         elif kind == "kill":
             if len(self._awake()) > 1:
                 node.alive = False
@@ -395,8 +462,8 @@ class World:
         writes = list(node.writes.values())
         if kind == "read":
             node.read(choose.choice(KEYS))
-        elif kind == "read on" and node.reads:
-            node.read_on(choose.choice(node.reads))
+        elif kind == "read on" and node.questions:
+            node.go_on(choose.choice(list(node.questions)))
         elif kind == "follow":
             node.follow(choose.randrange(1, 6))
         elif kind == "acks":

@@ -30,6 +30,7 @@ _NAMESPACE = "{http://s3.amazonaws.com/doc/2006-03-01/}"
 _SIZES = (0, 100, 3000, 50_000, 300_000, 2_500_000)
 _SIZE_WEIGHTS = (1, 8, 8, 4, 2, 1)
 _PAUSE_SECONDS = 0.05
+_MOST_AT_A_NODE = 5
 
 Query = tuple[tuple[str, str], ...]
 
@@ -55,6 +56,8 @@ class Seen:
     wrong: list[str] = field(default_factory=list)
     codes: Counter[str] = field(default_factory=Counter)
     slowest_seconds: float = 0.0
+    # Requests that are under way, by node.
+    asking: Counter[int] = field(default_factory=Counter)
 
 
 class Bodies:
@@ -112,9 +115,15 @@ class Client:
         does, weights = zip(*turns, strict=True)
         while not until():
             [do] = self._chance.choices(does, weights)
-            node = self._chance.randrange(len(self._endpoints))
-            await do(node, self._chance.choice(self._keys))
+            await do(self._some_node(), self._chance.choice(self._keys))
             await asyncio.sleep(self._chance.random() * _PAUSE_SECONDS)
+
+    def _some_node(self) -> int:
+        """Any, but for those that keep enough clients waiting already: one that is frozen would
+        soon have them all."""
+        nodes = range(len(self._endpoints))
+        free = [node for node in nodes if self._seen.asking[node] < _MOST_AT_A_NODE]
+        return self._chance.choice(free or nodes)
 
     async def put(self, node: int, key: str) -> None:
         etag, content = self._bodies.make()
@@ -246,6 +255,7 @@ class Client:
         url = yarl.URL(f"{self._endpoints[node]}{target}{'?' if text else ''}{text}", encoded=True)
         begun = time.monotonic()
         answer: _Answer | None = _Answer(0, {}, b"")
+        self._seen.asking[node] += 1
         try:
             async with (
                 asyncio.timeout(BOUND_SECONDS),
@@ -262,6 +272,8 @@ class Client:
             )
         except (aiohttp.ClientError, OSError):
             pass
+        finally:
+            self._seen.asking[node] -= 1
         took = time.monotonic() - begun
         self._seen.slowest_seconds = max(self._seen.slowest_seconds, took)
         code = "refused" if answer is None else str(answer.status)
