@@ -34,7 +34,7 @@ from gateway.cluster.session import (
 )
 from gateway.config import ClusterConfig
 from gateway.errors import CoordinatorUnavailable
-from gateway.index.cluster import Link
+from gateway.index.cluster import Link, Word
 
 _PAUSE_SECONDS = 0.2
 # How often those are looked after that a write waits for.
@@ -277,7 +277,7 @@ class Membership:
 
     async def _end_membership(self, run: Run, renewals: str) -> None:
         kept, prefix = self._config.changes_kept, self._link.key("")
-        words = [*run, renewals, kept, prefix, DOUBT_SECONDS]
+        words: list[Word] = [*run, renewals, kept, prefix, DOUBT_SECONDS]
         await self._link.script(LEAVE, keys(self._link, run), words)
 
     # Ends

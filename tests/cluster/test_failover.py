@@ -17,6 +17,10 @@ from tests.cluster.test_failures import Object
 _SENTINELS = 3
 
 
+def _text(name: str | bytes) -> str:
+    return name.decode() if isinstance(name, bytes) else name
+
+
 class Sentinels:
     """Real redis-sentinels that watch one primary."""
 
@@ -50,7 +54,8 @@ class Sentinels:
     def know_each_other(self) -> bool:
         """All of them, and the replica."""
         with redis.Redis(self._host, self._ports[0], socket_timeout=2) as client:
-            [told] = [client.execute_command("SENTINEL", "MASTER", "fleet")]
+            raw = client.execute_command("SENTINEL MASTER", "fleet")
+        told = {_text(name): value for name, value in raw.items()}
         return int(told["num-other-sentinels"]) == _SENTINELS - 1 and int(told["num-slaves"]) == 1
 
     def stop(self) -> None:

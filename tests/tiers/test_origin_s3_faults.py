@@ -201,7 +201,7 @@ async def test_a_change_of_which_nobody_knows_what_became_is_not_asked_for_again
 ) -> None:
     """Done twice it would undo what others wrote in between; a copy would miss its source."""
     key = ObjectRef("main", REF.bucket, "changed once")
-    act = {
+    act: Callable[[], Awaitable[object]] = {
         "PutObject": lambda: origin.put(key, BytesBody(b"small"), {}, ANY),
         "CopyObject": lambda: origin.copy(
             REF, key, headers=None, tagging=None, source_conditions=Conditions(), conditions=ANY,
