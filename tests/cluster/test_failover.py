@@ -33,6 +33,8 @@ class Sentinels:
             place.mkdir(parents=True)
             (place / "sentinel.conf").write_text(
                 f"port {port}\nbind {self._host}\ndir {place}\nprotected-mode no\n"
+                # What others see of a connection is not where they find this one.
+                f"sentinel announce-ip {self._host}\n"
                 f"sentinel monitor fleet {primary.host} {primary.port} 2\n"
                 "sentinel down-after-milliseconds fleet 1000\n"
                 "sentinel failover-timeout fleet 5000\n"
@@ -70,10 +72,11 @@ def watched(make_fleet: MakeFleet, tmp_path: Path) -> Iterator[tuple[Fleet, Sent
         absent("redis", "redis-server is not installed")
     network = Loopback()
     spot = network.services
-    primary = RedisProcess(tmp_path / "primary", spot, network.port("redis", 1)).start()
+    here = ["--replica-announce-ip", spot.host]
+    primary = RedisProcess(tmp_path / "primary", spot, network.port("redis", 1), here).start()
     replica = RedisProcess(
         tmp_path / "replica", spot, network.port("redis", 2),
-        ["--replicaof", f"{primary.host} {primary.port}"],
+        [*here, "--replicaof", f"{primary.host} {primary.port}"],
     ).start()  # fmt: skip
     sentinels = Sentinels(tmp_path, network, primary)
     try:
