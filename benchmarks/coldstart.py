@@ -138,10 +138,10 @@ def cold_start(
     found = []
     with ExitStack() as stack:
         drivers = [stack.enter_context(Driver(server.prefix, server.cores)) for server in servers]
-        for kind in kinds:
-            found.append(
-                _read(way, racks, origin, servers, drivers, kind, piece_bytes, coordinator)
-            )
+        found.extend(
+            _read(way, racks, origin, servers, drivers, kind, piece_bytes, coordinator)
+            for kind in kinds
+        )
     return found
 
 

@@ -1,7 +1,6 @@
 """Sixteen clients on fifty keys through six nodes, while everything that can fail does."""
 
 import os
-import random
 
 import pytest
 
@@ -26,8 +25,9 @@ def test_a_short_schedule_has_most_of_what_can_go_wrong() -> None:
 def test_no_answer_contradicts_another_whatever_fails(
     make_fleet: MakeFleet, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """SEED=… runs one schedule again; `make soak` runs for as long as one likes."""
-    seed = int(os.environ.get("SEED", "0")) or random.SystemRandom().randrange(1, 10**6)
+    """One schedule for all who run the tests; SEED=… is another, and `make soak` draws one, for as
+    long as one likes."""
+    seed = int(os.environ.get("SEED", "5"))
     fleet = make_fleet(settings=SETTINGS, buckets=("train", "fixed"))
     outcome = soak(fleet, seed=seed, seconds=_SECONDS, tell=lambda line: None)
     assert outcome.faultless, f"SEED={seed}\n{outcome}"
