@@ -135,14 +135,12 @@ def cold_start(
     coordinator: Coordinator | None = None,
 ) -> list[Start]:
     """Reads each kind, one after the other, by all readers of all servers at once."""
-    found = []
     with ExitStack() as stack:
         drivers = [stack.enter_context(Driver(server.prefix, server.cores)) for server in servers]
-        found.extend(
+        return [
             _read(way, racks, origin, servers, drivers, kind, piece_bytes, coordinator)
             for kind in kinds
-        )
-    return found
+        ]
 
 
 def _read(
