@@ -13,7 +13,8 @@ from gateway.errors import Corrupt, FeedrackError, VersionChanged
 from gateway.model.objects import ObjectInfo, ObjectRef, Span, known_object
 from gateway.model.ranges import ByteRange, span
 from gateway.store.buckets import Bucket
-from gateway.store.reads import Learned, Reads
+from gateway.store.learned import Learned
+from gateway.store.reads import Reads
 from gateway.tiers.peers.asking import HeadQuestion, SpanQuestion, WrongQuestionError
 from gateway.tiers.peers.near import Role
 from gateway.tiers.peers.source import NearSource

@@ -5,7 +5,6 @@ from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 import msgspec
-from msgspec import Struct
 
 from gateway.errors import NoSuchKey, VersionChanged
 from gateway.model.conditions import UNCONDITIONAL, Conditions, check_read
@@ -14,7 +13,6 @@ from gateway.model.objects import (
     ObjectInfo,
     ObjectRef,
     ObjectVersion,
-    PartSpan,
     checksummed,
     known_object,
 )
@@ -23,6 +21,7 @@ from gateway.store.buckets import Bucket
 from gateway.store.core import Core
 from gateway.store.fill import FollowingReader
 from gateway.store.held import HeldReads, choose
+from gateway.store.learned import Learned, Look
 from gateway.store.opening import Opener, Sources, budget_elsewhere
 from gateway.store.reading import ReadAnswer, SpanSource
 from gateway.store.shards import Shards
@@ -35,34 +34,6 @@ T = TypeVar("T")
 
 # How often a read starts over because the object changed before its first byte was found.
 _RESTARTS = 3
-
-
-class _Look(Struct, frozen=True):
-    """The version to answer with, the part asked for, and what it took to know.
-
-    `brought`: that tier was asked for bytes, so the answer's first one comes from there even if
-    the disk has it by the time it is read. `coming` keeps them at hand until then.
-    """
-
-    known: KnownObject
-    tier: TierName
-    part: PartSpan | None = None
-    brought: TierName | None = None
-    coming: FollowingReader | None = None
-
-    @property
-    def info(self) -> ObjectInfo:
-        return self.known.info
-
-
-class Learned(Struct, frozen=True):
-    """What was asked of a key, and what came of it. `since`: when the origin said so, by the clock
-    of tickets. `coming`: the first chunk, if it comes along."""
-
-    info: ObjectInfo
-    since: float
-    tier: TierName
-    coming: FollowingReader | None = None
 
 
 class Reads(Core):
@@ -164,28 +135,28 @@ class Reads(Core):
         *,
         checksums: bool,
         by_bytes: bool = False,
-    ) -> _Look:
+    ) -> Look:
         if part_number is not None:
             info, part = await bucket.origin.part_span(ref, part_number)
-            return _Look(known_object(ref, info), "origin", part)
+            return Look(known_object(ref, info), "origin", part)
         known = self._believed(bucket, ref)
         packs = bucket.packs if known is None else None
         # Before the origin is asked for bytes that a pack may have.
         if packs is not None and await packs.discover(bucket.origin_bucket):
             known = self._believed(bucket, ref)
         if known is not None and (known.info.checksums_known or not checksums):
-            return _Look(known, "disk")
+            return Look(known, "disk")
         if by_bytes and known is None and self._nothing_kept(bucket, ref):
             learned = await self._open_unknown(bucket, ref, checksums=checksums)
             brought = learned.tier if learned.tier == "origin" or learned.coming else None
-            return _Look(
+            return Look(
                 known_object(ref, learned.info),
                 learned.tier,
                 brought=brought,
                 coming=learned.coming,
             )
         learned = await self._ask(bucket, ref, checksums=checksums)
-        return _Look(known_object(ref, learned.info), learned.tier)
+        return Look(known_object(ref, learned.info), learned.tier)
 
     def _believed(self, bucket: Bucket, ref: ObjectRef) -> KnownObject | None:
         if not self._versions.trusts:

@@ -5,6 +5,7 @@ Bodies are made from their number, so that every byte of an answer can be checke
 
 import asyncio
 import hashlib
+import io
 import itertools
 import random
 import time
@@ -252,6 +253,8 @@ class Client:
         text = encode_query(query)
         sha256 = hashlib.sha256(body).hexdigest() if body else EMPTY_SHA256
         signed = self._signers[node].headers(method, target, text, headers or {}, sha256)
+        # aiohttp warns of large bodies that it is to send in one piece.
+        sent = io.BytesIO(body) if body else None
         url = yarl.URL(f"{self._endpoints[node]}{target}{'?' if text else ''}{text}", encoded=True)
         begun = time.monotonic()
         answer: _Answer | None = _Answer(0, {}, b"")
@@ -259,7 +262,7 @@ class Client:
         try:
             async with (
                 asyncio.timeout(BOUND_SECONDS),
-                self._session.request(method, url, headers=signed, data=body) as response,
+                self._session.request(method, url, headers=signed, data=sent) as response,
             ):
                 found = {name.lower(): value for name, value in response.headers.items()}
                 answer = _Answer(response.status, found, await response.read())
