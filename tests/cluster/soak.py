@@ -130,6 +130,9 @@ async def _run(
     async with aiohttp.ClientSession(
         connector=connector, timeout=aiohttp.ClientTimeout(total=None)
     ) as session:
+        # aiohttp asks again by itself where a connection breaks that was used before: what is then
+        # refused may have been done the first time.
+        session._retry_connection = False
 
         def client(number: int) -> Client:
             own = random.Random(chance.random())
