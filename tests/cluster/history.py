@@ -12,8 +12,8 @@ needs them, writes of unknown outcome only where a read has seen what they may h
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 Value = str | None
@@ -91,16 +91,31 @@ _State = tuple[Value, frozenset[int], frozenset[int]]
 
 
 def check(
-    history: Iterable[Operation], initial: Mapping[str, str] | None = None
+    history: Iterable[Operation],
+    initial: Mapping[str, str] | None = None,
+    *,
+    lenient: Collection[str] = (),
 ) -> list[Violation]:
-    """For each key the first answer that no order explains. `initial`: what was there before."""
+    """For each key the first answer that no order explains. `initial`: what was there before. Of
+    `lenient` keys nothing is held against what is read after a write of unknown outcome."""
     operations = list(history)
     found = []
     for key, steps in sorted(_by_key(operations, initial or {}).items()):
+        if key in lenient:
+            steps = _until_unsure(steps)
         culprit = _first_unexplained(steps, (initial or {}).get(key))
         if culprit is not None:
             found.append(_explain(key, culprit, steps, (initial or {}).get(key)))
     return found
+
+
+def _until_unsure(steps: list[_Step]) -> list[_Step]:
+    """Without what was read after the first write of unknown outcome was asked for."""
+    unsure = min((step.asked for step in steps if step.writes and not step.certain), default=None)
+    if unsure is None:
+        return steps
+    kept = [step for step in steps if step.writes or step.answered < unsure]
+    return [replace(step, number=number) for number, step in enumerate(kept)]
 
 
 def _by_key(operations: list[Operation], initial: Mapping[str, str]) -> dict[str, list[_Step]]:

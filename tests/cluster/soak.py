@@ -84,7 +84,9 @@ def soak(fleet: Fleet, *, seed: int, seconds: float, tell: Callable[[str], None]
     injuries = schedule(seed, seconds, len(fleet.racks))
     unanswered = asyncio.run(_run(fleet, injuries, seen, bodies, chance, seconds, say))
     begun = time.monotonic()
-    violations = check(seen.history, initial)
+    # A write under a pack that failed may be at the origin and not in the log: GET and listings
+    # differ then until the key is written again (docs/packs.md).
+    violations = check(seen.history, initial, lenient=PACKED)
     say(f"checked in {time.monotonic() - begun:.1f} s")
     return Outcome(seen, violations, unanswered, told)
 

@@ -43,6 +43,16 @@ def test_nothing_is_found_in_a_quiet_history() -> None:
     assert not whys(history)
 
 
+def test_of_a_lenient_key_what_is_read_after_a_write_of_unknown_outcome_counts_for_nothing() -> (
+    None
+):
+    torn = [put("1", 0, 1), put("2", 2, None), get("2", 3, 4), listing({"k": "1"}, 5, 6)]
+    assert whys(torn)
+    assert not check(torn, lenient=["k"])
+    stale = [put("1", 0, 1), put("2", 2, 3), get("1", 4, 5), put("3", 6, None)]
+    assert check(stale, lenient=["k"])
+
+
 def test_a_stale_read_is_found() -> None:
     [why] = whys([put("1", 0, 1), put("2", 2, 3), get("1", 4, 5)])
     assert why == "stale: asked 1.000 s after a write of 2 was acknowledged"
