@@ -6,13 +6,16 @@ by six nodes and by hundreds. Writes `cluster.md` and `.json`; exit status 1 whe
 wrong or the origin gave a byte twice.
 """
 
+import logging
 import os
 import shlex
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import click
+import structlog
 from msgspec import Struct
 from rich.console import Console
 
@@ -35,7 +38,7 @@ from benchmarks.driver import Driver
 from benchmarks.member import JuiceGateway, Node, Redis
 from benchmarks.packed import create_bucket
 from benchmarks.racks import RACKS, Place, Racks
-from benchmarks.server import HOST, READ_BUCKET, PeerMissingError, Server, work_folder
+from benchmarks.server import HOST, READ_BUCKET, PeerMissingError, work_folder
 
 _JUICE_BUCKET = "juice"
 _IDLE_SECONDS = 5.0
@@ -65,7 +68,7 @@ FULL = Plan(
     warm_rounds=near.MOST_ROUNDS,
     put_rounds=5,
     writes=500,
-    reads=3000,
+    reads=20_000,
     crowds=(6, 50, 200, 400),
     entries=50_000,
 )
@@ -74,13 +77,22 @@ QUICK = Plan(
     warm_rounds=1,
     put_rounds=2,
     writes=200,
-    reads=1000,
+    reads=10_000,
     crowds=(6, 50),
     entries=10_000,
 )
 
 
-class Found(Struct, kw_only=True):
+class Beside(Struct, frozen=True, kw_only=True):
+    """What was measured on the loopback."""
+
+    warm: Sequence[near.Turns]
+    puts: Sequence[near.Turns]
+    settlings: Sequence[near.Settling]
+    asked: Sequence[near.Asked]
+
+
+class Found(Struct, frozen=True, kw_only=True):
     """Everything that was measured."""
 
     note: str
@@ -89,10 +101,7 @@ class Found(Struct, kw_only=True):
     missing: Mapping[str, str]
     idle: Load
     keys: Mapping[str, Mapping[str, int]]
-    warm: Sequence[near.Turns]
-    puts: Sequence[near.Turns]
-    settlings: Sequence[near.Settling]
-    asked: Sequence[near.Asked]
+    beside: Beside
     crowds: Sequence[Crowd]
     entries: Sequence[Entry]
 
@@ -104,6 +113,7 @@ class Bench:
         self._plan = plan
         self._base = base
         self._console = console
+        self._started = time.monotonic()
         self._cores = os.sched_getaffinity(0)
         self.versions: list[str] = []
         self.missing: dict[str, str] = {}
@@ -199,9 +209,7 @@ class Bench:
                     piece_bytes=BLOCK_BYTES,
                 )
 
-    def beside(
-        self, driver: Driver
-    ) -> tuple[list[near.Turns], list[near.Turns], list[near.Settling], list[near.Asked]]:
+    def beside(self, driver: Driver) -> Beside:
         """Warm reads, writes, and what both ask of Redis, on the loopback."""
         plan, here = self._plan, Place(HOST)
         origin = self._origin(here)
@@ -212,7 +220,7 @@ class Bench:
                 with running(pair):
                     await_members(pair)
                     self._say("warm reads beside the node that holds them")
-                    warm = near.warm_reads(driver, *pair, plan.warm_rounds)
+                    warm = near.warm_reads(driver, pair, plan.warm_rounds)
             with (
                 Redis(self._base / "redis-2", here, self._cores) as redis_2,
                 Redis(self._base / "redis-6", here, self._cores) as redis_6,
@@ -239,7 +247,7 @@ class Bench:
                         )
                     finally:
                         coordinator.close()
-        return warm, puts, settlings, asked
+        return Beside(warm=warm, puts=puts, settlings=settlings, asked=asked)
 
     def crowds(self) -> tuple[list[Crowd], list[Entry]]:
         """Redis under many members, and what the directory takes in it."""
@@ -284,7 +292,8 @@ class Bench:
         return origin
 
     def _say(self, what: str) -> None:
-        self._console.print(what, style="dim")
+        seconds = time.monotonic() - self._started
+        self._console.print(f"{seconds:4.0f} s  {what}", style="dim")
 
 
 def measure(plan: Plan, base: Path, console: Console) -> Found:
@@ -294,7 +303,7 @@ def measure(plan: Plan, base: Path, console: Console) -> Found:
         note = racks.note
         starts = bench.cold(racks)
     with Driver() as driver:
-        warm, puts, settlings, asked = bench.beside(driver)
+        beside = bench.beside(driver)
     crowds, taken = bench.crowds()
     assert bench.idle is not None
     return Found(
@@ -304,10 +313,7 @@ def measure(plan: Plan, base: Path, console: Console) -> Found:
         missing=bench.missing,
         idle=bench.idle,
         keys=bench.keys,
-        warm=warm,
-        puts=puts,
-        settlings=settlings,
-        asked=asked,
+        beside=beside,
         crowds=crowds,
         entries=taken,
     )
@@ -322,6 +328,8 @@ def main(quick: bool, folder: Path | None) -> None:
     console = Console(stderr=True)
     command = shlex.join(["python", "-m", "benchmarks.cluster", *sys.argv[1:]])
     plan = QUICK if quick else FULL
+    # Many memberships in one process have much to say.
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
     with work_folder(folder) as work:
         try:
             found = measure(plan, Path(work), console)
@@ -335,14 +343,15 @@ def main(quick: bool, folder: Path | None) -> None:
         "CPU is of all nodes of a cluster together",
         *[f"{name} is left out: {why}" for name, why in found.missing.items()],
     )
+    beside = found.beside
     lines = report.preamble("Many nodes, one cache", where, found.versions, notes, command)
     lines += told.cold(found.starts)
-    lines += told.warm(found.warm)
-    lines += told.puts(found.puts, found.settlings)
-    lines += told.redis(found.starts, found.idle, found.asked)
+    lines += told.warm(beside.warm)
+    lines += told.puts(beside.puts, beside.settlings)
+    lines += told.redis(found.starts, found.idle, beside.asked)
     lines += told.memory(found.keys, found.entries)
     lines += told.crowds(found.crowds)
-    wrong = told.wrong(found.starts, [*found.warm, *found.puts])
+    wrong = told.wrong(found.starts, [*beside.warm, *beside.puts])
     lines += [f"**{each}**" for each in wrong]
     print("\n".join(lines))
     report.write(

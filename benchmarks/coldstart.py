@@ -58,11 +58,10 @@ class Kind(Struct, frozen=True, kw_only=True):
 
 
 class Start(Struct, frozen=True, kw_only=True):
-    """One kind of objects, read cold by all. `pieces` are what one GET each would fetch;
-    `gets` what the origin counted without `heads`, which it counts among them and those who asked
-    tell; `cross_rack_bytes` what nodes had from nodes of other racks, by their own count (None: they do
-    not count); `entered_bytes` what came into racks over their uplinks, from the origin, from Redis
-    and from other racks, by the kernel's."""
+    """One kind of objects, read cold by all. `pieces` are what one GET each would fetch; `gets`
+    what the origin counted without `heads`, which it counts among them and those who asked tell.
+    `cross_rack_bytes` came to nodes from nodes of other racks, by their own count (None: they do
+    not count), and `entered_bytes` into racks over their uplinks, by the kernel's."""
 
     way: str
     kind: Kind

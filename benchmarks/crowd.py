@@ -28,6 +28,8 @@ _IDLE_SECONDS = 4.0
 _TOLD = b'{"' + b"x" * 300 + b'":0}'
 _PIPELINE = 1000
 
+Word = bytes | bytearray | memoryview | str | int | float
+
 
 class Crowd(Struct, frozen=True, kw_only=True):
     """So many members, and what Redis does for them."""
@@ -76,6 +78,7 @@ class _Forgetful:
     """A memory with nothing in it."""
 
     def begun(self, begun: Begun) -> Awaitable[None]:
+        del begun
         return asyncio.sleep(0)
 
     def ended(self, ended: Ended) -> None:
@@ -211,11 +214,11 @@ def _entry(coordinator: Coordinator, what: str, chunks: int, fields: int, count:
     return Entry(what=what, fields=fields, entries=count, bytes_each=taken / count)
 
 
-def fields_of(chunks: int, nodes: int) -> dict[str, bytes]:
+def fields_of(chunks: int, nodes: int) -> dict[Word, Word]:
     """One version's fields, its chunks dealt out among the nodes of a rack."""
     racks = nodes if chunks == 1 else max(1, nodes // 16)
     here = nodes // racks
-    found = {}
+    found: dict[Word, Word] = {}
     for number in range(nodes):
         bits = sum(1 << chunk for chunk in range(number % here, chunks, here))
         found[f"node-{number:04}"] = encode_bits(bits)

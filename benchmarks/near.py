@@ -21,6 +21,8 @@ from benchmarks.server import READ_BUCKET
 _READS_A_KEY = 2
 # Eight reads make a replica (docs/cluster.md); one warms, and each round adds `_READS_A_KEY`.
 MOST_ROUNDS = 3
+# More than make one.
+_UNTIL_REPLICAS = 12
 SIZES = {"4 KiB": (4096, 1000), "1 MiB": (MIB, 96), "8 MiB": (8 * MIB, 24)}
 PUTS = {"4 KiB": (4096, 200), "1 MiB": (MIB, 60)}
 _CHANGES = "feedrack_change_seconds"
@@ -82,8 +84,9 @@ class Settling(Struct, frozen=True, kw_only=True):
         return 0.0
 
 
-def warm_reads(driver: Driver, holder: Node, other: Node, rounds: int) -> list[Turns]:
-    """Every size, through the node that holds it and through the other, taking turns."""
+def warm_reads(driver: Driver, pair: Sequence[Node], rounds: int) -> list[Turns]:
+    """Every size, through the first node, that holds it, and through the other, taking turns."""
+    holder, other = pair
     found: list[Turns] = []
     for size, (size_bytes, count) in SIZES.items():
         prefix = f"warm-{size_bytes}"
@@ -151,12 +154,12 @@ def redis_of_work(
     warm = _job(node, f"asked-{node.port}", writes, 4096)
     for what, task in (
         ("a write of 4 KiB", changed(written, mix={"PUT": 1})),
-        ("", warm),
+        ("", changed(warm, requests=_UNTIL_REPLICAS * writes)),
         ("1,000 warm reads of 4 KiB", changed(warm, requests=reads)),
     ):
         if not what:
             _run(driver, task)
-            # What came in by it is told to the directory in a moment.
+            # What came in by it (replicas) is told to the directory in a moment.
             time.sleep(2.0)
             continue
         before = coordinator.totals()

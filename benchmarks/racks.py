@@ -65,8 +65,8 @@ class Racks(AbstractContextManager["Racks"]):
             return f"all on the loopback, nothing shaped: {self._why_not}"
         return (
             f"racks are network namespaces; each rack's uplink carries {self._rate_mbit:,} Mbit/s "
-            "in each direction (tbf), to the other racks, the origin and Redis alike, and so does what "
-            "the origin and Redis send; readers are in their node's namespace"
+            "in each direction (tbf), to the other racks, the origin and Redis alike, and what the "
+            "origin and Redis send has as much; readers are in their node's namespace"
         )
 
     def node(self, number: int) -> Place:

@@ -22,9 +22,9 @@ def cold(starts: Sequence[Start]) -> list[str]:
     lines = [
         "## Cold start: 96 readers, 16 a node, all at once",
         "",
-        "Every object is asked for by four readers of each node at the same moment. A piece is what "
-        "one GET fetches: a chunk of 8 MiB, a block of 4 MiB (JuiceFS), a small object. The origin "
-        "counts its GETs and bytes itself (HEADs, which it counts among GETs, are those the nodes "
+        "Every object is asked for by four readers of each node at the same moment. A piece is "
+        "what one GET fetches: a chunk of 8 MiB, a block of 4 MiB (JuiceFS), a small object. The "
+        "origin counts its GETs and bytes itself (HEADs, which it counts among GETs, are those the nodes "
         "tell of). All bytes are over those of the objects: from the origin, from other racks "
         "as the nodes count, and into racks as the kernel counts (the origin's, other racks', "
         "Redis's, headers). Without a cluster six nodes fetch everything six times.",
@@ -54,7 +54,7 @@ def warm(found: Sequence[Turns]) -> list[str]:
     lines = [
         "## Warm reads",
         "",
-        "One connection. The node that holds nothing has it from a neighbour in its rack each time.",
+        "One connection. The node that holds nothing has it from its rack's other node each time.",
         "",
         "| size | read through the node that | p50 ms | p99 ms | CPU µs/request | from the rack "
         "| CPU ÷ holder's |",
@@ -107,8 +107,8 @@ def redis(starts: Sequence[Start], idle: Load, asked: Sequence[Asked]) -> list[s
     lines = [
         "## What Redis is asked",
         "",
-        "By its own count, commands within scripts included; bytes in both directions. *Beyond idle* "
-        "is without what six idle members ask in as long (renewals, watching).",
+        "By its own count, commands within scripts included; bytes in both directions. *Beyond "
+        "idle* is without what six idle members ask in as long (renewals, watching).",
         "",
         "| | for | commands | bytes | beyond idle: commands | bytes | CPU µs |",
         f"| --- | --- |{' ---: |' * 5}",
@@ -119,8 +119,7 @@ def redis(starts: Sequence[Start], idle: Load, asked: Sequence[Asked]) -> list[s
         if start.redis is not None and start.way == AWARE:
             what = f"cold start, {start.kind.name} objects"
             lines.append(_row(what, "a piece", start.pieces, start.redis, idle))
-    for each in asked:
-        lines.append(_row(each.what, "each", each.count, each.busy, each.idle))
+    lines += [_row(each.what, "each", each.count, each.busy, each.idle) for each in asked]
     return [*lines, ""]
 
 
