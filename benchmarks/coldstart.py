@@ -20,7 +20,7 @@ from benchmarks.counted import CountedOrigin
 from benchmarks.driver import Driver
 from benchmarks.jobs import Job, Outcome
 from benchmarks.measure import changed, job
-from benchmarks.member import Node
+from benchmarks.member import JuiceGateway, Node
 from benchmarks.racks import Racks
 from benchmarks.server import ACCESS_KEY, READ_BUCKET, SECRET_KEY, Server
 
@@ -58,15 +58,16 @@ class Kind(Struct, frozen=True, kw_only=True):
 
 
 class Start(Struct, frozen=True, kw_only=True):
-    """One kind of objects, read cold by all. `pieces` are what one GET each would fetch;
-    `cross_rack_bytes` what nodes had from nodes of other racks, by their own count (None: they do
-    not count); `entered_bytes` what came into racks over their uplinks, from the origin, from Redis
-    and from other racks, by the kernel's."""
+    """One kind of objects, read cold by all. `pieces` are what one GET each would fetch; `gets`
+    what the origin counted without `heads`, which it counts among them and those who asked tell.
+    `cross_rack_bytes` came to nodes from nodes of other racks, by their own count (None: they do
+    not count), and `entered_bytes` into racks over their uplinks, by the kernel's."""
 
     way: str
     kind: Kind
     pieces: int
     gets: int
+    heads: int
     requests: dict[str, int]
     origin_bytes: int
     cross_rack_bytes: int | None
@@ -75,7 +76,6 @@ class Start(Struct, frozen=True, kw_only=True):
     read_bytes: int
     failures: int
     first_failure: str | None
-    wrong_tiers: int = 0
     redis: Load | None = None
     redis_sent: int = 0
 
@@ -154,7 +154,7 @@ def _read(
     coordinator: Coordinator | None,
 ) -> Start:
     nodes = [server for server in servers if isinstance(server, Node)]
-    before = _Counts.now(racks, origin, nodes)
+    before = _Counts.now(racks, origin, servers)
     redis_before = coordinator.totals() if coordinator is not None else None
     soon = time.monotonic() + _SOON_SECONDS + kind.count * kind.together * 2e-4
     for driver, server in zip(drivers, servers, strict=True):
@@ -164,7 +164,7 @@ def _read(
     redis = None
     if coordinator is not None and redis_before is not None:
         redis = coordinator.totals().since(redis_before)
-    after = _Counts.now(racks, origin, nodes)
+    after = _Counts.now(racks, origin, servers)
     requests = {
         name: count - before.requests.get(name, 0)
         for name, count in after.requests.items()
@@ -174,7 +174,8 @@ def _read(
         way=way,
         kind=kind,
         pieces=kind.pieces(piece_bytes),
-        gets=requests.get("GET", 0),
+        gets=requests.get("GET", 0) - (after.heads - before.heads),
+        heads=after.heads - before.heads,
         requests=requests,
         origin_bytes=after.origin_bytes - before.origin_bytes,
         cross_rack_bytes=after.cross_rack_bytes - before.cross_rack_bytes if nodes else None,
@@ -192,15 +193,18 @@ def _read(
 
 class _Counts(Struct, frozen=True):
     requests: dict[str, int]
+    heads: int
     origin_bytes: int
     cross_rack_bytes: int
     redis_commands: int
     entered_bytes: int | None
 
     @classmethod
-    def now(cls, racks: Racks, origin: CountedOrigin, nodes: Sequence[Node]) -> "_Counts":
+    def now(cls, racks: Racks, origin: CountedOrigin, servers: Sequence[Server]) -> "_Counts":
+        nodes = [server for server in servers if isinstance(server, Node)]
         return cls(
             dict(origin.requests()),
+            sum(each.heads() for each in servers if isinstance(each, Node | JuiceGateway)),
             origin.sent_bytes(),
             sum(int(node.metric("feedrack_cross_rack_bytes_total")) for node in nodes),
             sum(int(node.metric("feedrack_redis_commands_total")) for node in nodes),

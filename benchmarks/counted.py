@@ -4,10 +4,11 @@ import urllib.request
 from collections import Counter
 from pathlib import Path
 
+import boto3
 from prometheus_client.parser import text_string_to_metric_families
 
 from benchmarks.seaweedfs import SeaweedFS
-from benchmarks.server import HOST, free_port
+from benchmarks.server import ACCESS_KEY, HOST, SECRET_KEY, free_port
 
 _REQUESTS = "SeaweedFS_s3_request_total"
 _SENT_BYTES = "SeaweedFS_s3_bucket_traffic_sent_bytes_total"
@@ -25,6 +26,15 @@ class CountedOrigin(SeaweedFS):
         self.host, self.prefix = host, prefix
         self._metrics_port = free_port()
         self.options = (f"-metricsPort={self._metrics_port}", f"-metricsIp={host}")
+
+    def make_bucket(self, name: str) -> None:
+        boto3.client(
+            "s3",
+            endpoint_url=f"http://{self.host}:{self.port}",
+            aws_access_key_id=ACCESS_KEY,
+            aws_secret_access_key=SECRET_KEY,
+            region_name="us-east-1",
+        ).create_bucket(Bucket=name)
 
     def requests(self) -> Counter[str]:
         """How many requests it has answered since it was started, by operation."""

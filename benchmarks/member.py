@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 import urllib.request
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -132,14 +133,13 @@ class Node(OverS3):
     def launch(self) -> None:
         self.spawn([self._program, "serve", "--config", str(self.write_config())])
 
+    def heads(self) -> int:
+        """How many HEADs it has sent to its origin, which counts them among GETs."""
+        return int(self.metric("feedrack_origin_requests_total", operation="HeadObject"))
+
     def metric(self, name: str, **labels: str) -> float:
         """The sum of a metric's samples that carry `labels`."""
-        return sum(
-            sample.value
-            for family in text_string_to_metric_families(self._ask("/metrics").decode())
-            for sample in family.samples
-            if sample.name == name and labels.items() <= sample.labels.items()
-        )
+        return _sum(self._ask("/metrics").decode(), name, labels)
 
     def buckets(self, name: str) -> dict[float, float]:
         """A histogram's counts by upper bound, each with all below it."""
@@ -220,3 +220,26 @@ class JuiceGateway(Server):
 
     def ready(self) -> bool:
         return self.listens(self.port)
+
+    def await_written(self) -> None:
+        """Waits until what it has taken in is at the object store: gateways upload before they
+        answer unless told otherwise, so that it need only come to rest."""
+        self.cpu_seconds()
+
+    def heads(self) -> int:
+        """How many HEADs it has sent to its object store."""
+        with urllib.request.urlopen(
+            f"http://{self.host}:{self._metrics_port}/metrics", timeout=10
+        ) as answer:
+            text = answer.read().decode()
+        name = "juicefs_object_request_durations_histogram_seconds_count"
+        return int(_sum(text, name, {"method": "HEAD"}))
+
+
+def _sum(metrics: str, name: str, labels: Mapping[str, str]) -> float:
+    return sum(
+        sample.value
+        for family in text_string_to_metric_families(metrics)
+        for sample in family.samples
+        if sample.name == name and labels.items() <= sample.labels.items()
+    )

@@ -37,7 +37,7 @@ class Racks(AbstractContextManager["Racks"]):
 
     def __enter__(self) -> Self:
         if self.shaped:
-            self._network = Namespaces(rate_mbit=self._rate_mbit)
+            self._network = Namespaces(rate_mbit=self._rate_mbit, services_mbit=self._rate_mbit)
             try:
                 self._network.start(self.racks)
             except BaseException:
@@ -65,8 +65,8 @@ class Racks(AbstractContextManager["Racks"]):
             return f"all on the loopback, nothing shaped: {self._why_not}"
         return (
             f"racks are network namespaces; each rack's uplink carries {self._rate_mbit:,} Mbit/s "
-            "in each direction (tbf), to the other racks, the origin and Redis alike; readers are "
-            "in their node's namespace"
+            "in each direction (tbf), to the other racks, the origin and Redis alike, and what the "
+            "origin and Redis send has as much; readers are in their node's namespace"
         )
 
     def node(self, number: int) -> Place:

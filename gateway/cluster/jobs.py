@@ -107,6 +107,10 @@ class Jobs(Protocol):
         """Whether there is such a job that ran until now."""
         ...
 
+    async def any(self) -> bool:
+        """Whether any job runs."""
+        ...
+
     async def runs(self, id_: str) -> bool: ...
 
     async def begin(self) -> None:
@@ -171,6 +175,9 @@ class RedisJobs:
 
     async def cancel(self, id_: str) -> bool:
         return bool(await self._script(CANCEL, id_))
+
+    async def any(self) -> bool:
+        return bool(await self._link.command("EXISTS", self._running))
 
     async def runs(self, id_: str) -> bool:
         return bool(await self._link.command("HGET", self._key("j", id_), "state") == b"running")

@@ -74,6 +74,9 @@ class LocalJobs:
         self._end(job, "cancelled")
         return True
 
+    async def any(self) -> bool:
+        return bool(self._running())
+
     async def runs(self, id_: str) -> bool:
         return id_ in self._jobs and self._jobs[id_].state == "running"
 

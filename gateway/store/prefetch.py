@@ -74,6 +74,7 @@ class Prefetcher:
     def start(self) -> None:
         works = (self._walk_on, *[self._work] * _WORKERS)
         self._tasks = [asyncio.create_task(self._again_and_again(each)) for each in works]
+        self._tasks.append(asyncio.create_task(self._look_out()))
 
     async def close(self) -> None:
         """Ends; what this node has claimed, others take over, or its next run."""
@@ -131,9 +132,16 @@ class Prefetcher:
                 continue
             if not busy:
                 self._news.clear()
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(self._idle_seconds):
-                        await self._news.wait()
+                await self._news.wait()
+
+    async def _look_out(self) -> None:
+        """One question a node and moment, whatever its size: while no job runs it is all that
+        prefetching asks of Redis."""
+        while True:
+            await asyncio.sleep(self._idle_seconds)
+            with suppress(TierUnavailable):
+                if not self._begun or await self._jobs.any():
+                    self._news.set()
 
     # Walking
     async def _walk_on(self) -> bool:

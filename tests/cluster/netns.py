@@ -51,14 +51,18 @@ def obstacle() -> str | None:
 
 
 class Namespaces(Loopback):
-    """`rate_mbit` and `delay_ms` shape each rack's uplink, in each direction; 0 leaves it be.
+    """`rate_mbit` and `delay_ms` shape each rack's uplink, in each direction, and `services_mbit`
+    what Redis and the origin send; 0 leaves it be.
 
     `delayed` says whether the kernel could delay (netem).
     """
 
-    def __init__(self, *, rate_mbit: int = 1000, delay_ms: float = 0.0) -> None:
+    def __init__(
+        self, *, rate_mbit: int = 1000, delay_ms: float = 0.0, services_mbit: int = 0
+    ) -> None:
         super().__init__()
         self._rate_mbit, self._delay_ms = rate_mbit, delay_ms
+        self._services_mbit = services_mbit
         self.delayed = False
         self._number = -1
         self._lock: int | None = None
@@ -191,6 +195,7 @@ class Namespaces(Loopback):
         _up(hub, "services", f"{self._address(7, 1)}/24")
         _up(services, "up", f"{self._address(7, 2)}/24", f"{self._address(7, 3)}/24")
         _ip("-n", services, "route", "add", "default", "via", self._address(7, 1))
+        self._shape(services, "up", self._services_mbit, 0.0)
         for uplink, rack in enumerate(self._uplinks):
             subnet, space = uplink + 1, self._space(rack)
             _pair(hub, f"r{uplink}", space, "up")

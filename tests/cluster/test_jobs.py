@@ -49,6 +49,14 @@ def item(walk: Walk, place: int, *, node: str = "a", object_id: int | None = Non
     return item_of(number + 1, object_id, found, member(node, "r1"), 0, 1)
 
 
+async def test_whether_any_job_runs_is_told(jobs: Jobs) -> None:
+    assert not await jobs.any()
+    id_ = await jobs.create(SPEC, 0)
+    assert await jobs.any()
+    await jobs.cancel(id_)
+    assert not await jobs.any()
+
+
 async def walk_whole(jobs: Jobs, count: int, *, node: str = "a", alive: str = "a") -> Walk:
     """Finds `count` objects of 100 bytes for one node, and the job's end."""
     walk = await jobs.walk([alive])

@@ -1,12 +1,18 @@
 """Prefetching by real nodes: each rack gets everything once, whoever dies; and what cannot be done
 is refused with a reason."""
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
+from gateway.cluster.jobs import Claim, Walk
+from gateway.cluster.local_jobs import LocalJobs
+from gateway.config import CacheConfig, NodeConfig
+from gateway.store.prefetch import Prefetcher
 from tests.cluster.processes import Nodes, age, nodes, wait
+from tests.cluster.running import until
 from tests.node.conftest import MakeNode, make_node
 from tests.node.process import GatewayProcess
 
@@ -27,6 +33,37 @@ def state(made: Nodes, node: str, id_: str) -> Any:
     status, document = made.ask(node, "GET", f"/v1/prefetch/{id_}")
     assert status == 200, document
     return document
+
+
+class Asked(LocalJobs):
+    """A queue that counts what it is asked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.looks = self.others = 0
+
+    async def any(self) -> bool:
+        self.looks += 1
+        return await super().any()
+
+    async def claim(self, limit: int) -> list[Claim]:
+        self.others += 1
+        return await super().claim(limit)
+
+    async def walk(self, alive: Sequence[str]) -> Walk | None:
+        self.others += 1
+        return await super().walk(alive)
+
+
+async def test_while_no_job_runs_one_small_question_at_a_time_is_all_there_is() -> None:
+    jobs, service = Asked(), cast("Any", None)
+    prefetcher = Prefetcher(jobs, service, NodeConfig(), CacheConfig(), idle_seconds=0.001)
+    prefetcher.start()
+    await until(lambda: jobs.looks > 1)
+    asked = jobs.others
+    await until(lambda: jobs.looks > 20)
+    await prefetcher.close()
+    assert jobs.others == asked
 
 
 def test_each_rack_gets_a_dataset_once_and_the_origin_gives_it_once(three: Nodes) -> None:
