@@ -26,8 +26,8 @@ def cold(starts: Sequence[Start]) -> list[str]:
         "what one GET fetches: a chunk of 8 MiB, a block of 4 MiB (JuiceFS), a small object. The "
         "origin counts its GETs and bytes itself (HEADs, which it counts among GETs, are those the "
         "nodes tell of). All bytes are over those of the objects: from the origin, from other "
-        "racks as the nodes count, and into racks as the kernel counts (the origin's, other racks', "
-        "Redis's, headers). Without a cluster six nodes fetch everything six times.",
+        "racks as the nodes count, and into racks as the kernel counts (the origin's, other "
+        "racks', Redis's, headers). Without a cluster six nodes fetch everything six times.",
         "",
     ]
     for kind in dict.fromkeys(start.kind for start in starts):
