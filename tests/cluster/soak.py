@@ -68,8 +68,16 @@ class Outcome:
         return "\n".join(lines)
 
 
-def soak(fleet: Fleet, *, seed: int, seconds: float, tell: Callable[[str], None]) -> Outcome:
-    """Runs on a fleet with buckets "train" and "fixed" that has just started."""
+def soak(
+    fleet: Fleet,
+    *,
+    seed: int,
+    seconds: float,
+    tell: Callable[[str], None],
+    injuries: list[Injury] | None = None,
+) -> Outcome:
+    """Runs on a fleet with buckets "train" and "fixed" that has just started. `injuries`: those in
+    place of the seed's."""
     told: list[str] = []
 
     def say(line: str) -> None:
@@ -81,7 +89,8 @@ def soak(fleet: Fleet, *, seed: int, seconds: float, tell: Callable[[str], None]
     chance = random.Random(seed)
     bodies = Bodies(seen, chance)
     initial = _prepare(fleet, bodies)
-    injuries = schedule(seed, seconds, len(fleet.racks))
+    if injuries is None:
+        injuries = schedule(seed, seconds, len(fleet.racks))
     unanswered = asyncio.run(_run(fleet, injuries, seen, bodies, chance, seconds, say))
     begun = time.monotonic()
     # A write under a pack that failed may be at the origin and not in the log: GET and listings

@@ -1,11 +1,12 @@
 """Sixteen clients on fifty keys through six nodes, while everything that can fail does."""
 
 import os
+from pathlib import Path
 
 import pytest
 
 from tests.cluster.conftest import MakeFleet
-from tests.cluster.faults import NODE_FAULTS, SHARED_FAULTS, schedule
+from tests.cluster.faults import NODE_FAULTS, SHARED_FAULTS, Injury, schedule
 from tests.cluster.soak import SETTINGS, soak
 
 _SECONDS = 60.0
@@ -31,3 +32,28 @@ def test_no_answer_contradicts_another_whatever_fails(
     fleet = make_fleet(settings=SETTINGS, buckets=("train", "fixed"))
     outcome = soak(fleet, seed=seed, seconds=_SECONDS, tell=lambda line: None)
     assert outcome.faultless, f"SEED={seed}\n{outcome}"
+
+
+@pytest.mark.timeout(120)
+def test_strangers_before_one_origin_are_found_out(make_fleet: MakeFleet) -> None:
+    """Nodes that tell each other nothing: what the checker must find in any run."""
+    fleet = make_fleet(
+        settings=SETTINGS, buckets=("train", "fixed"), racks=("r1", "r2"), clustered=False
+    )
+    outcome = soak(fleet, seed=5, seconds=6, tell=lambda line: None, injuries=[])
+    assert any("stale" in each.why for each in outcome.violations), outcome
+
+
+@pytest.mark.timeout(120)
+def test_writers_that_wait_for_nobody_are_found_out(
+    make_fleet: MakeFleet, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """All of the protocol but one thing: a node that has not heard of a write is not waited for."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "from gateway.cluster.changes import Waits\nWaits.begun = lambda *_: True\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    fleet = make_fleet(settings=SETTINGS, buckets=("train", "fixed"), racks=("r1", "r1", "r2"))
+    injuries = [Injury(at, 2.5, "cut from Redis", 0) for at in (2.0, 7.0, 12.0)]
+    outcome = soak(fleet, seed=5, seconds=16, tell=lambda line: None, injuries=injuries)
+    assert any("stale" in each.why for each in outcome.violations), outcome
