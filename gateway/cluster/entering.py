@@ -57,6 +57,7 @@ async def join(
                 config.changes_kept,
                 DOUBT_SECONDS,
             ],
+            replicas=config.redis_replicas,
         )
         if answer[0] == b"joined":
             return _joined(answer, run, sent, now(), config.lease_seconds)

@@ -109,6 +109,8 @@ class Membership:
         if self._first.done():
             self._first.result()
         else:
+            # The node serves by now: whatever comes of it is not said here any more.
+            self._first = None
             log.warning("not a member yet", reason="Redis does not answer")
 
     async def close(self) -> None:

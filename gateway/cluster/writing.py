@@ -218,6 +218,13 @@ class SharedChange:
         self._task: asyncio.Task[None] | None = self._begin()
 
     async def settled(self) -> None:
+        try:
+            async with asyncio.timeout(self._changes.patience_seconds):
+                await self._settle()
+        except TimeoutError as late:
+            raise _late() from late
+
+    async def _settle(self) -> None:
         while True:
             if self._task is None:
                 self._task = self._begin()
@@ -235,11 +242,11 @@ class SharedChange:
         try:
             async with asyncio.timeout(self._changes.patience_seconds):
                 session = await self._changes.membership.joined()
+                if announced is None or session is not announced[0]:
+                    self._task = None
+                    await self._settle()
         except TimeoutError as late:
             raise _late() from late
-        if announced is None or session is not announced[0]:
-            self._task = None
-            await self.settled()
 
     def end(self, *, after_seconds: float = 0.0) -> None:
         if self._over:

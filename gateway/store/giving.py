@@ -68,7 +68,7 @@ class Giving(Reads):
             return await _begun(await self._held_here(bucket, wanted), offset, until)
         if question.level == "partial":
             return await self._partial(wanted, offset, until)
-        self._check_leaning(wanted, asker)
+        self._check_leaning(question, asker)
         reader = await self._open(bucket, wanted, offset, until, question.level)
         fill = self._filler.under_way_of(wanted)
         if question.have and fill is not None and isinstance(fill.source, NearSource):
@@ -186,13 +186,14 @@ class Giving(Reads):
             raise NotHeld
         return await _begun(reader, offset, until)
 
-    def _check_leaning(self, wanted: Span, asker: str) -> None:
-        """Two nodes that take each other for the first home would wait for each other: one of them
-        is told to go on."""
-        fill = self._filler.under_way_of(wanted)
-        if fill is None or not isinstance(fill.source, NearSource) or self._near is None:
+    def _check_leaning(self, question: SpanQuestion, asker: str) -> None:
+        """Two nodes whose views of the members differ might wait for each other's fills: whoever
+        would close the circle is told to go on. Where both close it at one moment both go on, and
+        the origin is asked twice."""
+        fill = self._filler.under_way_of(question.span)
+        if fill is None or not isinstance(fill.source, NearSource):
             return
-        if fill.source.leans_on == asker and asker < self._near.me:
+        if fill.source.leans_on == asker:
             raise NotHeld
 
     def _is_span(self, wanted: Span) -> bool:

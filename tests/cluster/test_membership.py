@@ -4,8 +4,10 @@ told."""
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from gateway.cluster.changes import Begun, Ended
 from gateway.cluster.members import Member, Members
@@ -386,3 +388,65 @@ async def test_what_a_node_tells_of_itself_is_seen_by_others(make_node: MakeNode
     await until(lambda: len(one.members.all()) == 2)
     await two.membership.update(state="draining")
     await until(lambda: [each.id for each in one.members.serving()] == ["n1"])
+
+
+class Gate:
+    """Redis, as long as `open`; else away for this node alone."""
+
+    def __init__(self, node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.open = True
+        script = node.link.script
+
+        async def asked(*words: Any, **how: Any) -> Any:
+            if not self.open:
+                raise CoordinatorUnavailable("away")
+            return await script(*words, **how)
+
+        monkeypatch.setattr(node.link, "script", asked)
+
+
+async def test_a_node_that_is_refused_after_its_start_goes_on_trying(
+    redis: RedisProcess, make_node: MakeNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = await make_node("n1")
+    other = Node(redis, "n1")
+    gate = Gate(other, monkeypatch)
+    gate.open = False
+    await other.start()
+    gate.open = True
+    await until(lambda: other.membership._first is None)
+    await one.membership.close()
+    await until(lambda: other.members.here() is not None)
+    await other.close()
+
+
+async def test_who_joins_trusts_no_lease_that_no_replica_has(
+    redis: RedisProcess, make_node: MakeNode
+) -> None:
+    first = await make_node("n0")
+    await until(lambda: first.membership.session is not None)
+    await until(first.trusts)
+    node = Node(redis, "n1")
+    node.config = replace(node.config, redis_replicas=1)
+    node.membership = node._new()
+    await node.start()
+    assert not node.trusts()
+    await node.close()
+
+
+async def test_a_write_that_has_to_be_announced_again_waits_no_longer_than_its_patience(
+    make_node: MakeNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, two = await make_node("n1"), await make_node("n2")
+    await until(lambda: one.trusts() and two.trusts())
+    change = one.changes.begin([KEY])
+    await change.settled()
+    gate = Gate(one, monkeypatch)
+    gate.open = False
+    await until(lambda: not one.trusts())
+    loop = asyncio.get_running_loop()
+    begun = loop.time()
+    with pytest.raises(CoordinatorUnavailable):
+        await change.confirm()
+    assert loop.time() - begun < one.changes.patience_seconds + LEASE
+    change.end()
