@@ -70,6 +70,9 @@ class Prefetcher:
         self._news = asyncio.Event()
         self._resting = False
         self._begun = False
+        # Whether the answer to a claim was lost, and what this node is about to claim or has.
+        self._claims_lost = False
+        self._in_hand = 0
 
     def start(self) -> None:
         works = (self._walk_on, *[self._work] * _WORKERS)
@@ -128,6 +131,11 @@ class Prefetcher:
                 busy = not self._resting and await work()
             except TierUnavailable as error:
                 log.info("prefetch put off", reason=str(error))
+                await asyncio.sleep(_RETRY_SECONDS)
+                continue
+            except FeedrackError as error:
+                # Of one job; the others must not end with it.
+                log.warning("prefetch put off", reason=repr(error))
                 await asyncio.sleep(_RETRY_SECONDS)
                 continue
             if not busy:
@@ -226,7 +234,12 @@ class Prefetcher:
         number, lost = walk.number, 0
         for raw in walk.orphans:
             item = decode_item(raw)
-            where = self._service.bucket(item.bucket)
+            try:
+                where = self._service.bucket(item.bucket)
+            except S3Error:
+                # It has been taken out of the configuration since.
+                lost += 1
+                continue
             found = Found(
                 item.bucket,
                 item.key,
@@ -266,7 +279,34 @@ class Prefetcher:
     async def _work(self) -> bool:
         if not self._begun:
             return False
-        claims = await self._jobs.claim(1)
+        if self._claims_lost and not await self._look_for_lost():
+            await asyncio.sleep(_RETRY_SECONDS)
+            return True
+        self._in_hand += 1
+        try:
+            return await self._work_on_next()
+        finally:
+            self._in_hand -= 1
+
+    async def _look_for_lost(self) -> bool:
+        """Gives back what this node may have claimed without hearing of it, once it has nothing in
+        hand; whether it has."""
+        if self._in_hand:
+            return False
+        self._in_hand += 1
+        try:
+            await self._jobs.begin()
+            self._claims_lost = False
+        finally:
+            self._in_hand -= 1
+        return True
+
+    async def _work_on_next(self) -> bool:
+        try:
+            claims = await self._jobs.claim(1)
+        except TierUnavailable:
+            self._claims_lost = True
+            raise
         for claim in claims:
             done_bytes = 0
             try:
@@ -276,10 +316,19 @@ class Prefetcher:
             item = claim.item
             size_bytes = self._size(item.first, decode_bits(item.bits), item.size_bytes, item.key)
             done_bytes = min(done_bytes, size_bytes)
-            await self._jobs.finish(
-                claim, done_bytes=done_bytes, failed_bytes=size_bytes - done_bytes
-            )
+            await self._finish(claim, done_bytes, size_bytes - done_bytes)
         return bool(claims)
+
+    async def _finish(self, claim: Claim, done_bytes: int, failed_bytes: int) -> None:
+        """Says that an item is over until it has been heard; twice counts once."""
+        while True:
+            try:
+                await self._jobs.finish(claim, done_bytes=done_bytes, failed_bytes=failed_bytes)
+            except TierUnavailable as error:
+                log.info("an item's end not told yet", reason=str(error))
+                await asyncio.sleep(_RETRY_SECONDS)
+            else:
+                return
 
     async def _bring(self, claim: Claim) -> int:
         """Brings an item in; the bytes that are here. Errors of the service."""

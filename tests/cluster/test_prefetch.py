@@ -1,18 +1,23 @@
 """Prefetching by real nodes: each rack gets everything once, whoever dies; and what cannot be done
 is refused with a reason."""
 
+import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
-from gateway.cluster.jobs import Claim, Walk
+from gateway.cluster.jobs import Claim, RedisJobs, Walk
 from gateway.cluster.local_jobs import LocalJobs
 from gateway.config import CacheConfig, NodeConfig
+from gateway.errors import CoordinatorUnavailable, NoSuchBucket
+from gateway.index.cluster import Link
 from gateway.store.prefetch import Prefetcher
+from tests.cluster.one_redis import one_redis
 from tests.cluster.processes import Nodes, age, nodes, wait
 from tests.cluster.running import until
+from tests.cluster.test_jobs import SPEC, walk_whole
 from tests.node.conftest import MakeNode, make_node
 from tests.node.process import GatewayProcess
 
@@ -184,3 +189,53 @@ def _alone(node: GatewayProcess) -> Nodes:
     made = Nodes.__new__(Nodes)
     made.of = {"n1": node}
     return made
+
+
+class Deaf(RedisJobs):
+    """A node's queue of which some answers are lost on their way."""
+
+    claims_lost = ends_lost = 1
+
+    async def claim(self, limit: int) -> list[Claim]:
+        claims = await super().claim(limit)
+        if claims and self.claims_lost:
+            self.claims_lost -= 1
+            raise CoordinatorUnavailable("lost")
+        return claims
+
+    async def finish(self, claim: Claim, *, done_bytes: int, failed_bytes: int) -> None:
+        await super().finish(claim, done_bytes=done_bytes, failed_bytes=failed_bytes)
+        if self.ends_lost:
+            self.ends_lost -= 1
+            raise CoordinatorUnavailable("lost")
+
+
+class Nowhere:
+    """A service that has nothing."""
+
+    async def spans_to_bring(self, name: str, *_: Any) -> Any:
+        raise NoSuchBucket(fields={"BucketName": name})
+
+
+async def test_a_job_ends_though_answers_of_redis_were_lost() -> None:
+    with one_redis() as server:
+        link = Link(server.url, "test")
+        await link.start()
+        jobs = Deaf(link, "a")
+        service = cast("Any", Nowhere())
+        prefetcher = Prefetcher(jobs, service, NodeConfig(id="a"), CacheConfig())
+        id_ = await jobs.create(SPEC, 0)
+        await walk_whole(jobs, 3)
+        prefetcher.start()
+
+        async def is_over() -> bool:
+            job = await jobs.get(id_)
+            return job is not None and job.state != "running"
+
+        async with asyncio.timeout(20):
+            while not await is_over():
+                await asyncio.sleep(0.01)
+        await prefetcher.close()
+        await link.close()
+        assert not jobs.claims_lost
+        assert not jobs.ends_lost
