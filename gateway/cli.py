@@ -13,7 +13,7 @@ import click
 import msgspec
 import tomli_w
 
-from gateway.config import Config, ConfigError, load, plain
+from gateway.config import Config, ConfigError, load, shown
 from gateway.errors import FeedrackError
 
 _FILE = click.Path(path_type=Path, dir_okay=False)
@@ -65,7 +65,7 @@ def _serve(path: Path, config: Config) -> int:
 @click.argument("path", type=_FILE, metavar="FILE")
 def config(path: Path) -> None:
     """Print the resolved configuration, or what is wrong with it."""
-    click.echo(tomli_w.dumps(plain(_load(path))), nl=False)
+    click.echo(tomli_w.dumps(shown(_load(path))), nl=False)
 
 
 @main.command()

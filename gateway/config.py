@@ -374,6 +374,15 @@ def plain(config: Config) -> dict[str, Any]:
     return built
 
 
+def shown(config: Config) -> dict[str, Any]:
+    """As `plain`, for people to look at: without the password that an address may carry."""
+    built = plain(config)
+    cluster = built.get("cluster")
+    if cluster is not None:
+        cluster["redis_url"] = re.sub(r"(//[^/@:]*):[^/@]*@", r"\1:***@", cluster["redis_url"])
+    return built
+
+
 def _without_nulls(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _without_nulls(item) for key, item in value.items() if item is not None}

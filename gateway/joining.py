@@ -46,6 +46,7 @@ class Joining:
         self._cluster = cluster
         self._metrics = metrics
         self._path = config.cache.path / _FILE
+        # Empty while the folder is not this process's own.
         self._folder = ""
         self._noting: asyncio.Task[None] | None = None
         self.members = Members(config.node.id)
@@ -86,7 +87,9 @@ class Joining:
         """Joins. Claimed: another node of this id is alive."""
         membership = self._membership()
         noted = await asyncio.to_thread(_read, self._path) if owns_folder else None
-        self._folder = noted.folder if noted is not None else secrets.token_hex(8)
+        if owns_folder:
+            known = noted.folder if noted is not None else ""
+            self._folder = known or secrets.token_hex(8)
         try:
             await self.link.start()
         except ValueError as error:
@@ -106,7 +109,7 @@ class Joining:
         )
         await membership.start(
             member,
-            folder_token=self._folder if owns_folder else "",
+            folder_token=self._folder,
             mark=noted.mark if noted is not None else None,
         )
         self._noting = asyncio.create_task(self._note())
@@ -150,6 +153,8 @@ class Joining:
             await asyncio.sleep(_NOTE_SECONDS)
 
     async def _write_note(self) -> None:
+        if not self._folder:
+            return
         noted = Noted(self._folder, self._membership().mark)
         try:
             await asyncio.to_thread(_write, self._path, msgspec.json.encode(noted))

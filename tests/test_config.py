@@ -26,6 +26,7 @@ from gateway.config import (
     parse_listen,
     parse_size,
     read_secret,
+    shown,
 )
 
 MINIMAL = """
@@ -588,3 +589,12 @@ def test_a_configuration_is_frozen() -> None:
     with pytest.raises(AttributeError):
         config.node = config.node  # type: ignore[misc]
     assert isinstance(config, Config)
+
+
+def test_the_password_of_an_address_is_not_shown() -> None:
+    raw = {
+        "origins": {"main": {"type": "directory", "path": "/srv"}},
+        "cluster": {"redis_url": "redis://user:hunter2@host:6379/0", "secret_file": "/s"},
+    }
+    told = shown(parse(raw))["cluster"]["redis_url"]
+    assert told == "redis://user:***@host:6379/0"

@@ -219,6 +219,10 @@ class Watch:
             return False
         return now - before[1] >= self._patience_seconds
 
+    def suspects(self, now: float) -> bool:
+        """Whether the count of some member has stood for half as long."""
+        return any(now - at >= self._patience_seconds / 2 for _, at in self._seen.values())
+
     def forget_others(self, runs: set[Run]) -> None:
         """Nobody else needs watching."""
         self._seen = {run: seen for run, seen in self._seen.items() if run in runs}

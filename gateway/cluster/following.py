@@ -1,7 +1,8 @@
 """Following the stream of changes: what others begin is not trusted, and they are told so."""
 
 import asyncio
-from collections.abc import Awaitable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 
 import structlog
 from msgspec.structs import replace
@@ -20,22 +21,29 @@ from gateway.cluster.changes import (
 )
 from gateway.cluster.entering import Joined, missed
 from gateway.cluster.members import Members
-from gateway.cluster.session import Expelled, Mark, Memory, Session
+from gateway.cluster.session import Expelled, Hindered, Mark, Memory, Session
 from gateway.errors import CoordinatorUnavailable
-from gateway.index.cluster import Entry, Link
+from gateway.index.cluster import Entry, Link, Word
 
 _PAUSE_SECONDS = 0.2
 _READ_SECONDS = 1.0
 _ACKS_KEPT = 10_000
+_ACKS_SECONDS = 60
 
 log = structlog.get_logger()
 
 
 class Following:
     """One node's reading of the stream, session after session. `picture` is how things are as of
-    the last entry, `mark` how far that is."""
+    the last entry, `mark` how far that is. `patience_seconds`: how long the memory may take to take
+    note, while everybody's writes wait for it."""
 
-    def __init__(self, link: Link, members: Members, memory: Memory) -> None:
+    def __init__(
+        self, link: Link, members: Members, memory: Memory, *, patience_seconds: float
+    ) -> None:
+        self._patience_seconds = patience_seconds
+        # Hears of changes of this node that were begun after all, though it had given them up.
+        self.on_stray: Callable[[Session, int], None] = lambda *_: None
         self._link = link
         self._members = members
         self._memory = memory
@@ -85,13 +93,14 @@ class Following:
         """Drops what was changed while this node was away, and holds what is being changed, or may
         be yet. CoordinatorUnavailable."""
         refs = await missed(self._link, mark, session, joined.place)
-        await self._memory.missed(refs)
-        for change, held in joined.changing.items():
-            await self._memory.begun(Begun(change, held))
-        for run, left in joined.doubted.items():
-            change = ChangeId(run, 0)
-            await self._memory.begun(Begun(change, left))
-            self._memory.ended(Ended(change, abandoned=True))
+        async with self._in_time():
+            await self._memory.missed(refs)
+            for change, held in joined.changing.items():
+                await self._memory.begun(Begun(change, held))
+            for run, left in joined.doubted.items():
+                change = ChangeId(run, 0)
+                await self._memory.begun(Begun(change, left))
+                self._memory.ended(Ended(change, abandoned=True))
         self.mark = Mark(session.token, session.process, joined.place)
 
     async def follow(self, session: Session) -> None:
@@ -107,7 +116,7 @@ class Following:
                 await self._take(session, found.get(changes.encode(), []))
                 self._take_acks(found.get(acks.encode(), []))
                 await self._acknowledge(session)
-            except Expelled:
+            except (Expelled, Hindered):
                 raise
             except CoordinatorUnavailable as error:
                 log.info("changes not followed", reason=str(error))
@@ -117,12 +126,13 @@ class Following:
         held: list[Awaitable[None]] = []
         last: Position | None = None
         owed: set[Run] = set()
+        unread: ValueError | None = None
         for raw, fields in entries:
             last = position(raw)
             try:
                 applied = self.picture.apply(fields)
             except ValueError as error:
-                log.error("change not understood", reason=str(error))  # noqa: TRY400
+                unread = error
                 continue
             if applied.begun is not None:
                 run = applied.begun.change.run
@@ -134,9 +144,21 @@ class Following:
             self._take_rest(session, applied)
         if last is None or self.mark is None:
             return
-        await asyncio.gather(*held)
+        async with self._in_time():
+            await asyncio.gather(*held)
+        if unread is not None:
+            # Of a later version: to go on would be to say that it is heeded.
+            raise Expelled(f"a change that is not understood: {unread}")
         self.mark = replace(self.mark, position=last)
         self._owed |= owed
+
+    @asynccontextmanager
+    async def _in_time(self) -> AsyncIterator[None]:
+        try:
+            async with asyncio.timeout(self._patience_seconds):
+                yield
+        except TimeoutError as late:
+            raise Hindered("the disk does not take note of what is changed") from late
 
     def _take_rest(self, session: Session, applied: Applied) -> None:
         for ended in applied.ended:
@@ -153,7 +175,9 @@ class Following:
     def _own_begun(self, session: Session, begun: Begun, place: Position) -> None:
         others = self.picture.runs() - {session.run}
         number = begun.change.number
-        if number in self._settled and self._waits.begun(number, place, others):
+        if number not in self._settled:
+            self.on_stray(session, number)
+        elif self._waits.begun(number, place, others):
             self._settle([number])
 
     def _take_acks(self, entries: Sequence[Entry]) -> None:
@@ -175,13 +199,12 @@ class Following:
             return
         owed = list(self._owed)
         told = ["n", session.run.id, "i", session.run.incarnation]
-        await self._link.commands(
-            [
-                [
-                    *("XADD", self._link.key("acks", *run), "MAXLEN", "~", _ACKS_KEPT, "*"),
-                    *(*told, "a", written(self.mark.position)),
-                ]
-                for run in owed
-            ]
-        )
+        commands: list[list[Word]] = []
+        for run in owed:
+            acks = self._link.key("acks", *run)
+            add: list[Word] = ["XADD", acks, "MAXLEN", "~", _ACKS_KEPT, "*", *told]
+            commands.append([*add, "a", written(self.mark.position)])
+            # A writer that has left does not take them away.
+            commands.append(["EXPIRE", acks, _ACKS_SECONDS])
+        await self._link.commands(commands)
         self._owed.difference_update(owed)

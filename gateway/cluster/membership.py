@@ -12,6 +12,7 @@ lease of the old ones can stand: `quiet_until`.
 import asyncio
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import structlog
@@ -27,6 +28,7 @@ from gateway.cluster.session import (
     MARGIN,
     Claimed,
     Expelled,
+    Hindered,
     Mark,
     Memory,
     Session,
@@ -37,6 +39,8 @@ from gateway.errors import CoordinatorUnavailable
 from gateway.index.cluster import Link, Word
 
 _PAUSE_SECONDS = 0.2
+# How long a node stays away that could not take note of changes in time.
+_HINDERED_SECONDS = 10.0
 # How often those are looked after that a write waits for.
 _HASTE_SECONDS = 0.25
 # How many others each member keeps an eye on: those next to it by id.
@@ -70,7 +74,7 @@ class Membership:
         self._on_trust = on_trust
         self._tell = tell
         self.now = now
-        self.following = Following(link, members, memory)
+        self.following = Following(link, members, memory, patience_seconds=config.lease_seconds)
         self._watch = Watch(config.lease_seconds * (1 + MARGIN))
         self.session: Session | None = None
         self._joined = asyncio.Event()
@@ -166,6 +170,9 @@ class Membership:
         while True:
             try:
                 await self._be_member()
+            except Hindered as error:
+                log.error("not a member", reason=str(error))  # noqa: TRY400
+                await self._stand_aside()
             except CoordinatorUnavailable as error:
                 log.info("not a member", reason=str(error))
             except Claimed as error:
@@ -178,6 +185,13 @@ class Membership:
             except Exception:  # a bug must not end the membership for good
                 log.exception("membership failed")
             await asyncio.sleep(_PAUSE_SECONDS)
+
+    async def _stand_aside(self) -> None:
+        """Is no member for a while, so that nobody waits for what this node cannot do."""
+        if self.session is not None:
+            with suppress(CoordinatorUnavailable):
+                await self._end_membership(self.session.run, "")
+        await asyncio.sleep(_HINDERED_SECONDS)
 
     async def _be_member(self) -> None:
         assert self._member is not None  # noqa: S101 - set by `start`
@@ -273,6 +287,9 @@ class Membership:
     def _watched(self, me: Run) -> list[Run]:
         """Those that are waited for, and the next ones by id."""
         others = sorted(self.following.picture.runs() - {me})
+        if self._watch.suspects(self.now()):
+            # Where one is gone, all that share its rack or its switch may be.
+            return others
         after = [run for run in others if run.id > me.id]
         ring = (after + others)[:_WATCHED]
         return list(dict.fromkeys([*(self.following.missing() - {me}), *ring]))

@@ -20,6 +20,10 @@ class Expelled(CoordinatorUnavailable):
     """This membership has been ended: by others, who saw no sign of life, or with Redis's data."""
 
 
+class Hindered(CoordinatorUnavailable):
+    """This node cannot take note of what others change, so nobody may wait until it has."""
+
+
 class Claimed(FeedrackError):  # noqa: N818 - named as the other internal errors are
     """Another node that is alive has this one's id, or others cut objects otherwise: this one
     cannot be a member."""

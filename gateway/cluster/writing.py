@@ -102,6 +102,7 @@ class SharedChanges:
         self._queue: list[_Waiting] = []
         self._sending: asyncio.Task[None] | None = None
         self._ending: set[asyncio.Task[None]] = set()
+        membership.following.on_stray = lambda session, number: self.end(session, number, 0.0)
         self.patience_seconds = config.lease_seconds * _PATIENCE_LEASES
 
     def begin(self, refs: Sequence[ObjectRef]) -> "SharedChange":

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from gateway.cluster.changes import Begun, Ended
+from gateway.cluster.changes import Begun, Ended, encode_refs
 from gateway.cluster.members import Member, Members
 from gateway.cluster.membership import Membership, _ended
 from gateway.cluster.session import Claimed, Mark
@@ -450,3 +450,45 @@ async def test_a_write_that_has_to_be_announced_again_waits_no_longer_than_its_p
         await change.confirm()
     assert loop.time() - begun < one.changes.patience_seconds + LEASE
     change.end()
+
+
+async def test_many_that_die_at_once_are_gone_soon(make_node: MakeNode) -> None:
+    nodes = [await make_node(f"n{number:02}") for number in range(9)]
+    await until(lambda: len(nodes[0].members.all()) == 9)
+    for each in nodes[3:]:
+        await each.die()
+    loop = asyncio.get_running_loop()
+    begun = loop.time()
+    await until(lambda: len(nodes[0].members.all()) == 3)
+    assert loop.time() - begun < 4 * LEASE
+
+
+async def test_a_member_whose_disk_hangs_stands_aside(make_node: MakeNode) -> None:
+    one, two = await make_node("n1"), await make_node("n2")
+    await until(lambda: one.trusts() and two.trusts())
+    two.memory.stuck = asyncio.Event()
+    change = one.changes.begin([KEY])
+    await change.settled()
+    assert not two.trusts()
+    assert [each.id for each in one.members.all()] == ["n1"]
+    change.end()
+
+
+async def test_what_a_dead_writer_is_told_is_not_left_behind(make_node: MakeNode) -> None:
+    one, two = await make_node("n1"), await make_node("n2")
+    session = two.membership.session
+    assert session is not None
+    await two.changes.begin([KEY]).settled()
+    acks = one.link.key("acks", *session.run)
+    assert 0 < await one.link.command("TTL", acks) <= 60
+
+
+async def test_a_change_that_was_begun_after_all_is_ended(make_node: MakeNode) -> None:
+    """Its writer had given it up: the command was on its way for longer than anybody waited."""
+    one, two = await make_node("n1"), await make_node("n2")
+    await until(lambda: one.trusts() and two.trusts())
+    session = one.membership.session
+    assert session is not None
+    await one.changes._append(session, "begin", 77, encode_refs([KEY]))
+    await until(lambda: (KEY,) in two.memory.ever_changing)
+    await until(lambda: not two.memory.changing)
