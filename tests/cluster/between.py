@@ -18,20 +18,38 @@ class Between:
         self.change: Callable[[bytes], bytes] = bytes
         self.connections = 0
         self._released = asyncio.Event()
+        self._serving: set[asyncio.Task[None]] = set()
 
-    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Takes a connection in; what serves it ends with `close`."""
+        task = asyncio.create_task(self._serve(reader, writer))
+        self._serving.add(task)
+        task.add_done_callback(self._serving.discard)
+
+    async def close(self) -> None:
+        self._released.set()
+        serving = list(self._serving)
+        for task in serving:
+            task.cancel()
+        await asyncio.gather(*serving, return_exceptions=True)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
         host, _, port = self.upstream.rpartition(":")
         there: asyncio.StreamWriter | None = None
-        with contextlib.suppress(OSError):
-            back, there = await asyncio.open_connection(host, int(port))
-            up = asyncio.create_task(self._up(reader, there))
-            await self._down(back, writer)
-            up.cancel()
-            await asyncio.gather(up, return_exceptions=True)
-        if there is not None:
-            there.transport.abort()
-        writer.transport.abort()
+        up: asyncio.Task[None] | None = None
+        try:
+            with contextlib.suppress(OSError):
+                back, there = await asyncio.open_connection(host, int(port))
+                up = asyncio.create_task(self._up(reader, there))
+                await self._down(back, writer)
+        finally:
+            if up is not None:
+                up.cancel()
+                await asyncio.gather(up, return_exceptions=True)
+            if there is not None:
+                there.transport.abort()
+            writer.transport.abort()
 
     async def _up(self, reader: asyncio.StreamReader, there: asyncio.StreamWriter) -> None:
         while data := await reader.read(65_536):
@@ -65,5 +83,5 @@ async def between(upstream: str) -> AsyncIterator[Between]:
     try:
         yield proxy
     finally:
-        proxy.release()
         server.close()
+        await proxy.close()
