@@ -1,0 +1,127 @@
+"""Which places a dataset's jobs are best started at. Pure.
+
+A place is a feature of Slurm's: the name of a node, or of a rack. What a place saves is counted in
+bytes: those that a job there reads from its own node's disk count whole, those that come from its
+rack count less, all others count nothing, since they cross racks wherever it starts. So a node that
+holds a little is not put before the rack that holds much.
+
+What is being evicted is counted as it will be when the job reads it, and a place that is busy comes
+after one as good that is not.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from msgspec import Struct
+
+from scheduler_plugin.slurm.model import Host
+
+# What a byte from another node of the rack saves, beside one from the own disk.
+RACK_WORTH = 0.7
+# How much of its worth a place loses that is wholly busy: less than lies between a node and its rack.
+LOAD_COST = 0.2
+# How far ahead what is being evicted is looked at: some minutes of waiting, then the first epoch.
+HORIZON_SECONDS = 600.0
+# Places that save less than this part of what the best one saves are not worth a job's while.
+WORTH_NAMING = 0.1
+MOST_NODES = 10
+MOST_RACKS = 16
+ALL_PARTITIONS = "*"
+
+
+class Held(Struct, frozen=True):
+    """What a gateway's node holds of a dataset. `host` is Slurm's name for it, `rack` the feature
+    of its rack; `lost_per_second` what it has been losing of it, in bytes."""
+
+    host: str
+    rack: str
+    size_bytes: int
+    lost_per_second: float = 0.0
+
+    def expected_bytes(self, horizon_seconds: float) -> float:
+        """What will be left."""
+        return max(0.0, self.size_bytes - max(0.0, self.lost_per_second) * horizon_seconds)
+
+
+class Place(Struct, frozen=True):
+    """A feature to be preferred, how many usable hosts of the partition have it, and what a job
+    there saves. `rack`: of a node, the feature of its rack; of a rack None."""
+
+    feature: str
+    hosts: int
+    saved_bytes: float
+    rack: str | None = None
+
+
+class Ranking(Struct, frozen=True):
+    """By partition, the nodes and then the racks to be preferred, each the best first."""
+
+    places: Mapping[str, Sequence[Place]]
+
+    @property
+    def empty(self) -> bool:
+        return not any(self.places.values())
+
+
+def rank(
+    held: Iterable[Held], hosts: Sequence[Host], *, horizon_seconds: float = HORIZON_SECONDS
+) -> Ranking:
+    """The places for a dataset of which `held` tells who holds it. Of equals the first by name
+    comes first, so that the same facts give the same ranking."""
+    at_hosts: dict[str, float] = {}
+    at_racks: dict[str, float] = {}
+    for each in held:
+        expected = each.expected_bytes(horizon_seconds)
+        if expected > 0:
+            at_hosts[each.host] = at_hosts.get(each.host, 0.0) + expected
+            at_racks[each.rack] = at_racks.get(each.rack, 0.0) + expected
+    if not at_racks:
+        return Ranking({})
+    usable = [each for each in hosts if each.usable]
+    partitions = dict.fromkeys(name for each in usable for name in each.partitions)
+    places = {
+        name: _places([each for each in usable if name in each.partitions], at_hosts, at_racks)
+        for name in partitions
+    }
+    return Ranking({ALL_PARTITIONS: _places(usable, at_hosts, at_racks), **places})
+
+
+def _places(
+    hosts: Sequence[Host], at_hosts: Mapping[str, float], at_racks: Mapping[str, float]
+) -> tuple[Place, ...]:
+    racks = [
+        _rack(name, [each for each in hosts if name in each.features], size)
+        for name, size in at_racks.items()
+    ]
+    racks = _best([each for each in racks if each.hosts], MOST_RACKS)
+    floor = racks[0].saved_bytes if racks else 0.0
+    nodes = [_node(each, at_hosts[each.name], at_racks) for each in hosts if _named(each, at_hosts)]
+    # A node that saves no more than any node of the best rack is not worth waiting for.
+    return (*_best([each for each in nodes if each.saved_bytes > floor], MOST_NODES), *racks)
+
+
+def _named(host: Host, at_hosts: Mapping[str, float]) -> bool:
+    """Whether it holds something, and can be asked for by its name."""
+    return host.name in at_hosts and host.name in host.features
+
+
+def _rack(feature: str, hosts: Sequence[Host], size: float) -> Place:
+    load = sum(each.load for each in hosts) / len(hosts) if hosts else 0.0
+    return Place(feature, len(hosts), RACK_WORTH * size * _worth(load))
+
+
+def _node(host: Host, own: float, at_racks: Mapping[str, float]) -> Place:
+    rack = next((name for name in sorted(host.features) if name in at_racks), None)
+    beside = max(0.0, at_racks.get(rack, 0.0) - own) if rack is not None else 0.0
+    return Place(host.name, 1, (own + RACK_WORTH * beside) * _worth(host.load), rack)
+
+
+def _worth(load: float) -> float:
+    return 1.0 - LOAD_COST * min(1.0, max(0.0, load))
+
+
+def _best(places: Sequence[Place], most: int) -> list[Place]:
+    ordered = sorted(places, key=lambda each: (-each.saved_bytes, each.feature))
+    if not ordered:
+        return []
+    floor = ordered[0].saved_bytes * WORTH_NAMING
+    return [each for each in ordered if each.saved_bytes >= floor][:most]
