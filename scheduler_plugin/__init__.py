@@ -1,1 +1,1 @@
-"""The scheduler's side: sends jobs to the nodes and racks that hold their data. See docs/slurm.md."""
+"""The scheduler's side: sends jobs to the nodes and racks that hold their data (docs/slurm.md)."""

@@ -17,7 +17,7 @@ from scheduler_plugin.slurm.model import Host
 
 # What a byte from another node of the rack saves, beside one from the own disk.
 RACK_WORTH = 0.7
-# How much of its worth a place loses that is wholly busy: less than lies between a node and its rack.
+# How much of its worth a place that is wholly busy loses: less than lies between node and rack.
 LOAD_COST = 0.2
 # How far ahead what is being evicted is looked at: some minutes of waiting, then the first epoch.
 HORIZON_SECONDS = 600.0
@@ -43,11 +43,13 @@ class Held(Struct, frozen=True):
 
 
 class Place(Struct, frozen=True):
-    """A feature to be preferred, how many usable hosts of the partition have it, and what a job
-    there saves. `rack`: of a node, the feature of its rack; of a rack None."""
+    """A feature to be preferred, how many usable hosts of the partition have it, the CPUs of the
+    largest of them, and what a job there saves. `rack`: of a node, the feature of its rack, where
+    that holds something; of a rack None."""
 
     feature: str
     hosts: int
+    cpus: int
     saved_bytes: float
     rack: str | None = None
 
@@ -106,13 +108,15 @@ def _named(host: Host, at_hosts: Mapping[str, float]) -> bool:
 
 def _rack(feature: str, hosts: Sequence[Host], size: float) -> Place:
     load = sum(each.load for each in hosts) / len(hosts) if hosts else 0.0
-    return Place(feature, len(hosts), RACK_WORTH * size * _worth(load))
+    cpus = max((each.cpus for each in hosts), default=0)
+    return Place(feature, len(hosts), cpus, RACK_WORTH * size * _worth(load))
 
 
 def _node(host: Host, own: float, at_racks: Mapping[str, float]) -> Place:
     rack = next((name for name in sorted(host.features) if name in at_racks), None)
     beside = max(0.0, at_racks.get(rack, 0.0) - own) if rack is not None else 0.0
-    return Place(host.name, 1, (own + RACK_WORTH * beside) * _worth(host.load), rack)
+    saved = (own + RACK_WORTH * beside) * _worth(host.load)
+    return Place(host.name, 1, host.cpus, saved, rack)
 
 
 def _worth(load: float) -> float:

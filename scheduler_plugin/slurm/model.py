@@ -25,8 +25,8 @@ class Host(Struct, frozen=True):
 
 
 class Job(Struct, frozen=True, kw_only=True):
-    """A job that has not ended. `features` is its constraint as it stands; `start` is when it began,
-    or is expected to, in seconds since 1970, 0 where nobody knows; `hosts` where, or, of a job that
+    """A job that has not ended. `features` is its constraint as it stands. `start` is when it began
+    or is expected to, in seconds since 1970, 0 where nobody knows; `hosts` where, or, of one that
     waits, where backfill would put it now. `eligible`: not before."""
 
     id: int
@@ -50,6 +50,10 @@ class Slurm(Protocol):
         ...
 
     async def hosts(self) -> Sequence[Host]: ...
+
+    async def default_partition(self) -> str:
+        """Where jobs go that name none; "" where there is no such partition."""
+        ...
 
     async def jobs(self) -> Sequence[Job]:
         """Those that wait or run."""
