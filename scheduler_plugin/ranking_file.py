@@ -8,7 +8,7 @@
     n4 1 64 rack2                                 feature, hosts, CPUs of the largest, its rack or -
     rack2 16 64 -
     with s3://train/labels                        the same for several datasets named together,
-    users 0 1001                                  the others in the order of their bytes
+    users 0 1001                                  the others in the order in which they are named
     groups 100
     [main]
     …
@@ -80,7 +80,9 @@ def render(
     pieces = [_raw(head)]
     room = MOST_BYTES - len(pieces[0]) - len(b"end\n")
     for number, entry in enumerate(entries):
-        piece = b"" if number == 0 else _raw(_others(entry.others))
+        piece = b""
+        if number > 0:
+            piece = _raw(f"with {','.join(each.text for each in entry.others)}\n")
         piece += _raw(_readers(entry.readers))
         if len(piece) > room:
             break
@@ -91,11 +93,6 @@ def render(
         pieces.append(piece)
         room -= len(piece)
     return b"".join((*pieces, b"end\n"))
-
-
-def _others(others: Sequence[Dataset]) -> str:
-    texts = sorted(each.text for each in others)
-    return f"with {','.join(texts)}\n"
 
 
 def _readers(readers: Readers) -> str:

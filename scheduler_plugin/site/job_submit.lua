@@ -171,7 +171,6 @@ local function part_for(text, datasets, job)
       for place = 2, #datasets do
          others[place - 1] = datasets[place]
       end
-      table.sort(others)
       local _, found = string.find(text, "\nwith " .. table.concat(others, ",") .. "\n", 1, true)
       if found then
          local who, which, start = string.match(text, "^" .. WHO, found + 1)
