@@ -1,4 +1,4 @@
-"""The daemon's configuration file: TOML in, frozen Structs out, unknown keys refused by their path."""
+"""The daemon's configuration: TOML in, frozen Structs out, unknown keys refused by their path."""
 
 import tomllib
 from collections.abc import Mapping

@@ -64,8 +64,43 @@ class Ranking(Struct, frozen=True):
         return not any(self.places.values())
 
 
+class _Feature(Struct):
+    """What the usable hosts of a partition that have a feature come to."""
+
+    hosts: int = 0
+    cpus: int = 0
+    load: float = 0.0
+
+
+class Layout(Struct, frozen=True):
+    """Slurm's hosts, summed up once for any number of datasets: by partition, what has which
+    feature; and the features of each host that can be asked for by its own name."""
+
+    partitions: Mapping[str, Mapping[str, _Feature]]
+    hosts: Mapping[str, Sequence[str]]
+
+    @staticmethod
+    def of(hosts: Iterable[Host]) -> "Layout":
+        """The layout of these; of those that are not usable nothing."""
+        partitions: dict[str, dict[str, _Feature]] = {ALL_PARTITIONS: {}}
+        named: dict[str, Sequence[str]] = {}
+        for host in hosts:
+            if not host.usable:
+                continue
+            if host.name in host.features:
+                named[host.name] = sorted(host.features)
+            for partition in (ALL_PARTITIONS, *host.partitions):
+                features = partitions.setdefault(partition, {})
+                for name in host.features:
+                    each = features.setdefault(name, _Feature())
+                    each.hosts += 1
+                    each.cpus = max(each.cpus, host.cpus)
+                    each.load += min(1.0, max(0.0, host.load))
+        return Layout(partitions, named)
+
+
 def rank(
-    held: Iterable[Held], hosts: Sequence[Host], *, horizon_seconds: float = HORIZON_SECONDS
+    held: Iterable[Held], layout: Layout, *, horizon_seconds: float = HORIZON_SECONDS
 ) -> Ranking:
     """The places for a dataset of which `held` tells who holds it. Of equals the first by name
     comes first, so that the same facts give the same ranking."""
@@ -76,47 +111,45 @@ def rank(
         if expected > 0:
             at_hosts[each.host] = at_hosts.get(each.host, 0.0) + expected
             at_racks[each.rack] = at_racks.get(each.rack, 0.0) + expected
-    if not at_racks:
-        return Ranking({})
-    usable = [each for each in hosts if each.usable]
-    partitions = dict.fromkeys(name for each in usable for name in each.partitions)
     places = {
-        name: _places([each for each in usable if name in each.partitions], at_hosts, at_racks)
-        for name in partitions
+        partition: _places(features, layout.hosts, at_hosts, at_racks)
+        for partition, features in layout.partitions.items()
     }
-    return Ranking({ALL_PARTITIONS: _places(usable, at_hosts, at_racks), **places})
+    return Ranking({partition: found for partition, found in places.items() if found})
 
 
 def _places(
-    hosts: Sequence[Host], at_hosts: Mapping[str, float], at_racks: Mapping[str, float]
+    features: Mapping[str, _Feature],
+    names: Mapping[str, Sequence[str]],
+    at_hosts: Mapping[str, float],
+    at_racks: Mapping[str, float],
 ) -> tuple[Place, ...]:
-    racks = [
-        _rack(name, [each for each in hosts if name in each.features], size)
-        for name, size in at_racks.items()
-    ]
-    racks = _best([each for each in racks if each.hosts], MOST_RACKS)
+    racks = _best(
+        [_rack(name, features[name], size) for name, size in at_racks.items() if name in features],
+        MOST_RACKS,
+    )
     floor = racks[0].saved_bytes if racks else 0.0
-    nodes = [_node(each, at_hosts[each.name], at_racks) for each in hosts if _named(each, at_hosts)]
+    nodes = [
+        _node(name, features[name], own, names[name], at_racks)
+        for name, own in at_hosts.items()
+        if name in features and name in names
+    ]
     # A node that saves no more than any node of the best rack is not worth waiting for.
     return (*_best([each for each in nodes if each.saved_bytes > floor], MOST_NODES), *racks)
 
 
-def _named(host: Host, at_hosts: Mapping[str, float]) -> bool:
-    """Whether it holds something, and can be asked for by its name."""
-    return host.name in at_hosts and host.name in host.features
+def _rack(name: str, feature: _Feature, size: float) -> Place:
+    worth = _worth(feature.load / feature.hosts)
+    return Place(name, feature.hosts, feature.cpus, RACK_WORTH * size * worth)
 
 
-def _rack(feature: str, hosts: Sequence[Host], size: float) -> Place:
-    load = sum(each.load for each in hosts) / len(hosts) if hosts else 0.0
-    cpus = max((each.cpus for each in hosts), default=0)
-    return Place(feature, len(hosts), cpus, RACK_WORTH * size * _worth(load))
-
-
-def _node(host: Host, own: float, at_racks: Mapping[str, float]) -> Place:
-    rack = next((name for name in sorted(host.features) if name in at_racks), None)
-    beside = max(0.0, at_racks.get(rack, 0.0) - own) if rack is not None else 0.0
-    saved = (own + RACK_WORTH * beside) * _worth(host.load)
-    return Place(host.name, 1, host.cpus, saved, rack)
+def _node(
+    name: str, feature: _Feature, own: float, others: Sequence[str], at_racks: Mapping[str, float]
+) -> Place:
+    rack = next((each for each in others if each in at_racks), None)
+    beside = max(0.0, at_racks[rack] - own) if rack is not None else 0.0
+    saved = (own + RACK_WORTH * beside) * _worth(feature.load)
+    return Place(name, 1, feature.cpus, saved, rack)
 
 
 def _worth(load: float) -> float:

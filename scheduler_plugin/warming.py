@@ -16,6 +16,8 @@ from scheduler_plugin.slurm.model import Job
 
 STARTED_PRIORITY = 1000
 _SOONEST_PRIORITY = 900
+# Priorities of jobs that wait grow by the second: less than this is not worth a request.
+_PRIORITY_STEP = 60
 
 # The racks, as gateways call them, of some of Slurm's hosts.
 RacksOf = Callable[[Iterable[str]], Sequence[str]]
@@ -74,11 +76,11 @@ def plan(
     seconds since 1970, `now` monotonic."""
     steps: list[Step] = []
     alive: set[int] = set()
-    taken: dict[Key, int] = {}
+    taken: set[Key] = set()
     hastened: dict[tuple[str, int], int] = {}
     for job in jobs:
         alive.add(job.id)
-        priority = _priority(job, ahead_seconds, wall)
+        priority = _priority(job, wall, ahead_seconds=ahead_seconds, late_seconds=again_seconds)
         hint = hint_of(job) if priority is not None else None
         if hint is None or priority is None:
             continue
@@ -89,13 +91,12 @@ def plan(
             missing = []
             for rack in racks:
                 known = asked.get((dataset, rack))
-                if known is None or now - known.at >= again_seconds:
-                    if taken.get((dataset, rack), -1) < 0:
-                        missing.append(rack)
-                        taken[dataset, rack] = priority
-                elif job.id not in known.jobs or priority > known.priority:
-                    place = (known.id, job.id)
-                    hastened[place] = max(priority, hastened.get(place, known.priority))
+                if known is not None and (job.id in known.jobs or now - known.at < again_seconds):
+                    if job.id not in known.jobs or _matters(priority, known.priority):
+                        hastened[known.id, job.id] = max(priority, known.priority)
+                elif (dataset, rack) not in taken:
+                    missing.append(rack)
+                    taken.add((dataset, rack))
             if missing:
                 steps.append(Ask(dataset, tuple(missing), job.id, priority))
     steps += [Hasten(id_, job_id, priority) for (id_, job_id), priority in hastened.items()]
@@ -104,10 +105,14 @@ def plan(
     return steps + [Cancel(id_) for id_ in sorted(gone)]
 
 
-def _priority(job: Job, ahead_seconds: float, wall: float) -> int | None:
-    """None: not yet."""
+def _matters(priority: int, before: int) -> bool:
+    return priority >= before + _PRIORITY_STEP or priority == STARTED_PRIORITY > before
+
+
+def _priority(job: Job, wall: float, *, ahead_seconds: float, late_seconds: float) -> int | None:
+    """None: not yet, or no more, since it has long been reading for itself."""
     if job.state == "running":
-        return STARTED_PRIORITY
+        return None if job.start < wall - late_seconds else STARTED_PRIORITY
     if job.state != "pending" or not job.hosts or job.start <= 0:
         return None
     left = job.start - wall
