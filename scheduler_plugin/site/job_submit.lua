@@ -13,8 +13,9 @@ local MOST_FILE_BYTES, MOST_SCRIPT_BYTES = 16384, 16384
 local MOST_HINT_BYTES, MOST_NAME_BYTES, MOST_DATASETS = 1000, 200, 8
 -- A ranking that claims to be good for longer was written by a clock that is wrong.
 local MOST_VALID_SECONDS = 3600
--- Numbers from here on are Slurm's words for "not said".
-local NOT_SAID = 4294967290
+-- Numbers from here on are Slurm's words for "not said"; of CPUs a task, which are 16 bits, the
+-- second.
+local NOT_SAID, NOT_SAID_SHORT = 4294967290, 65530
 local OPTION = "^_SLURM_SPANK_OPTION_feedrack_([a-z_-]+)=(.*)$"
 
 local ESCAPED = {}
@@ -188,7 +189,10 @@ local function nodes_needed(job, cpus)
    local nodes = number(job.min_nodes) or 1
    local tasks = number(job.num_tasks)
    if tasks and cpus > 0 then
-      local each = number(job.cpus_per_task) or 1
+      local each = number(job.cpus_per_task)
+      if not each or each >= NOT_SAID_SHORT then
+         each = 1
+      end
       nodes = math.max(nodes, math.ceil(tasks * each / cpus))
    end
    return nodes
