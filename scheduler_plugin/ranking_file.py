@@ -14,10 +14,10 @@
     …
     end
 
-EXPIRES is in seconds since 1970; ARRAYS says whether arrays may have a preference, yes or no; DEFAULT
-is the partition of jobs that name none, or -; COMMON is a feature that all nodes have, - where none
-is needed, ! where there is none. Later releases never start a job none of whose preferred places can
-hold all of it; that feature, at the end, can.
+EXPIRES is in seconds since 1970; ARRAYS says whether arrays may have a preference, yes or no;
+DEFAULT is the partition of jobs that name none, or -; COMMON is a feature that all nodes have, -
+where none is needed, ! where there is none. Later releases never start a job none of whose
+preferred places can hold all of it; that feature, at the end, can.
 
 It is written whole and put in place by rename; what does not end with `end` is not believed.
 """
