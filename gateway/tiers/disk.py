@@ -48,7 +48,8 @@ log = structlog.get_logger()
 
 
 class DiskUsage(Struct, frozen=True, kw_only=True):
-    """What the cache holds now. `degraded`: why nothing is taken in, None while all is well."""
+    """What the cache holds now. `degraded`: why nothing is taken in, None while all is well.
+    `evicted_bytes`: what has gone to make room since the tier was built."""
 
     bytes: int
     capacity_bytes: int
@@ -56,6 +57,7 @@ class DiskUsage(Struct, frozen=True, kw_only=True):
     shards: int
     objects: int
     degraded: Reason | None
+    evicted_bytes: int
 
 
 class HoldingObserver(Protocol):
@@ -107,6 +109,8 @@ class DiskTier:
         self._look_now = asyncio.Event()
         self._lost: str | None = None
         self._beside_bytes = 0
+        # By folders that are not open any more.
+        self._evicted_before_bytes = 0
 
     @property
     def name(self) -> TierName:
@@ -241,6 +245,8 @@ class DiskTier:
             shards=holding.small.shards if holding else 0,
             objects=holding.index.entries(Table.OBJECTS) if holding else 0,
             degraded=self._health.reason,
+            evicted_bytes=self._evicted_before_bytes
+            + (holding.room.evicted_bytes if holding else 0),
         )
 
     async def held_bytes(self, origin: str, bucket: str, prefix: str) -> int:
@@ -366,6 +372,7 @@ class DiskTier:
         holding, self._holding, self._heads = self._holding, None, None
         if holding is None:
             return
+        self._evicted_before_bytes += holding.room.evicted_bytes
         whole = await holding.close()
         if not whole:
             await self._threads.write(holding.folder.distrust)
