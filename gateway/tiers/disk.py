@@ -16,14 +16,11 @@ import lmdb
 import structlog
 from msgspec import Struct
 
+from gateway.cluster.datasets import Counter
 from gateway.config import CacheConfig, ConfigError
 from gateway.errors import FeedrackError, TierFull, TierUnavailable
 from gateway.index.held import HeldIndex, IndexLost, translated
-from gateway.index.records import (
-    Table,
-    chunk_span,
-    small_span,
-)
+from gateway.index.records import Table, chunk_span, small_span
 from gateway.model.objects import ObjectInfo, ObjectRef, Span
 from gateway.telemetry.metrics import Metrics
 from gateway.tiers.folder import Folder
@@ -255,6 +252,12 @@ class DiskTier:
         if holding is None:
             return 0
         return await holding.held_bytes(origin, bucket, prefix)
+
+    async def held_by_folder(self) -> dict[Counter, int]:
+        """Object bytes held by the folder their keys are counted under, packs' files under their
+        packs; reads the whole index, in a thread."""
+        holding = self._holding
+        return {} if holding is None else await holding.held_by_folder()
 
     async def held(self, limit: int) -> AsyncIterator[list[Span]]:
         """Everything that is held, `limit` at a time; what comes and goes meanwhile may be among it
