@@ -199,30 +199,45 @@ local function nodes_needed(job, cpus)
    return nodes
 end
 
--- The places of the job's partition that can hold the whole job, the best first, and whether it may
--- take more than one node.
-local function places_for(part, job, default)
+-- The places of the job's partition that can hold the whole job, the best first; nil and why not.
+--
+-- `strict` is for releases that hold a job for ever once they find no place that could ever hold all
+-- of it (24.11 to 26.05 at least), and count wrong when they look: nodes of earlier places that are
+-- busy are missing in later ones, a feature of all nodes among them. So there, where a job takes
+-- several nodes, as many must be in no place at all.
+local function places_for(part, job, default, strict)
    local partition = job.partition
    if not given(partition) then
       partition = default
    elseif string.find(partition, ",", 1, true) then
       partition = "*"
    end
-   local places, several = {}, false
-   local _, from = string.find(part, "\n[" .. partition .. "]\n", 1, true)
-   if not from then
-      return places, several
+   local places = {}
+   local _, from = string.find(part, "\n[" .. partition .. "] ", 1, true)
+   local size = from and tonumber(string.match(part, "^%d+", from + 1))
+   if not size then
+      return places
    end
-   local stop = string.find(part, "\n[", from, true) or #part
-   local section = string.sub(part, from + 1, stop)
+   local section = string.sub(part, from + 1, string.find(part, "\n[", from, true) or #part)
+   local used = 0
    for feature, hosts, cpus in string.gmatch(section, "([A-Za-z0-9_.-]+) (%d+) (%d+) [^ \n]+\n") do
       local needed = nodes_needed(job, tonumber(cpus))
-      several = several or needed > 1
-      if tonumber(hosts) >= needed and #places < MOST_PLACES - 1 then
+      hosts = tonumber(hosts)
+      local fits = hosts >= needed
+      if strict and needed > 1 then
+         if given(job.features) or given(job.exc_nodes) then
+            return nil, "several-nodes-of-some"
+         elseif strict == "!" then
+            return nil, "no-common-feature"
+         end
+         fits = fits and size - used - hosts >= needed
+      end
+      if fits and #places < MOST_PLACES - 1 then
          places[#places + 1] = feature
+         used = used + hosts
       end
    end
-   return places, several
+   return places
 end
 
 -- The places as one expression, with the user's own constraint in front and `last` at the end; nil
@@ -287,10 +302,9 @@ local function decide(job, datasets)
    if given(job.array_inx) and arrays ~= "yes" then
       return nil, "array-on-this-release"
    end
-   local places, several = places_for(part, job, default)
-   if several and common == "!" then
-      -- Were none of the places able to hold the job, this release would never start it.
-      return nil, "no-common-feature"
+   local places, against = places_for(part, job, default, common ~= "-" and common)
+   if not places then
+      return nil, against
    end
    local last = string.match(common, "^[A-Za-z0-9_.-]+$")
    if not last or last == "-" then
