@@ -383,7 +383,11 @@ def _folder(folder: Folder, user: tuple[str, int] | None) -> Check:
     name = f"folder {folder.path.rpartition('/')[2]}"
     found = f"{folder.path}, {folder.mode:04o}, {folder.file_system}"
     if folder.owner_id is None:
-        return _said(name, False, f"no {folder.path}", "systemctl start feedrack-affinity makes it")
+        owner = "SlurmUser" if user is None else user[0]
+        return _said(
+            name, False, f"no {folder.path}",
+            f"start the daemon by its unit, or install -d -m 0700 -o {owner} {folder.path}",
+        )  # fmt: skip
     if _REMOTE.match(folder.file_system):
         return _said(name, False, found, "let it be on a local disk or a tmpfs of this host")
     if folder.mode & 0o077:

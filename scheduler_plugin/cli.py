@@ -26,9 +26,10 @@ from scheduler_plugin.checking import (
     parse_release,
     slurm_user,
 )
+from scheduler_plugin.config import ConfigError, FoldersConfig, WaitingConfig, load
 from scheduler_plugin.install import InstallError, Step, is_beside, parts, plan, write
 from scheduler_plugin.lines import Line, lines, lua_lines
-from scheduler_plugin.places import PlaceError, load_settings, places
+from scheduler_plugin.places import PlaceError, places
 
 _FILE = click.Path(path_type=Path, dir_okay=False)
 _FOLDER = click.Path(path_type=Path, file_okay=False)
@@ -69,11 +70,14 @@ def install_command(
     topology.conf) never are: the lines for them are printed.
     """
     try:
-        settings = load_settings(config)
-        at = places(etc, lib, units, config, settings.folders)
-        slurm = Slurm(settings.slurm.commands_folder)
+        # Without one there are defaults; with one that is wrong nothing is built into anything.
+        said = load(config) if config.exists() else None
+        folders = FoldersConfig() if said is None else said.folders
+        waiting = WaitingConfig() if said is None else said.waiting
+        at = places(etc, lib, units, config, folders)
+        slurm = Slurm(None if said is None else said.slurm.commands_folder)
         facts = gather(at, slurm, racks, burst_buffer=burst_buffer)
-    except (PlaceError, RackError) as error:
+    except (ConfigError, PlaceError, RackError) as error:
         _failed(error, status=2)
     parsed = {} if facts.config is None else parse_config(facts.config)
     user = slurm_user(parsed)
@@ -81,7 +85,7 @@ def install_command(
         steps = plan(
             parts(
                 at,
-                settings,
+                most_wait_minutes=waiting.most_minutes,
                 program=_program(),
                 user="slurm" if user is None else user[0],
                 release=parse_release(parsed.get("SLURM_VERSION", "")),
@@ -91,7 +95,8 @@ def install_command(
         )
         if writing:
             write(steps, cc)
-            facts = gather(at, slurm, racks, burst_buffer=burst_buffer)
+            answers = facts.config is not None
+            facts = gather(at, slurm, racks, burst_buffer=burst_buffer, answers=answers)
     except (PlaceError, InstallError) as error:
         _failed(error, status=1)
     checks = check(facts)
