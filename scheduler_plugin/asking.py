@@ -114,6 +114,11 @@ def gather(
         burst_buffer=read_text(places.burst_buffer),
         spank=read_bytes(places.spank),
         prolog=read_bytes(places.prolog),
+        closed=[
+            str(path)
+            for path, needed in ((places.spank, 0o004), (places.prolog, 0o005))
+            if path.exists() and not _is_open(path, needed)
+        ],
         affinity_config_path=str(places.config),
         has_affinity_config=places.config.exists(),
         wants_burst_buffer=burst_buffer,
@@ -170,6 +175,12 @@ def look_at(path: Path, user_id: int | None) -> Folder:
         mode=found.st_mode & 0o7777,
         file_system=kind,
         reachable=user_id is None or all(_passes(each, user_id) for each in path.parents),
+    )
+
+
+def _is_open(path: Path, needed: int) -> bool:
+    return path.stat().st_mode & needed == needed and all(
+        folder.stat().st_mode & 0o001 for folder in path.parents
     )
 
 

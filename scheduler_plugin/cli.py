@@ -160,7 +160,10 @@ def _tell_lines(wanted: Sequence[Line]) -> None:
     """Plain, and each on one line: they are there to be copied."""
     if not wanted:
         return
-    click.echo("\nFor you to put in place; Slurm's own files are never edited")
+    click.echo(
+        "\nFor you to put in place, once the files above are there: slurmctld does not start\n"
+        "without what its configuration names. Slurm's own files are never edited."
+    )
     before: tuple[str, str] | None = None
     for line in wanted:
         if (line.file, line.why) != before:

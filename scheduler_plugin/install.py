@@ -249,7 +249,7 @@ def write(steps: Sequence[Step], compiler: str) -> None:
 
 
 def _stage(part: Part) -> Path:
-    part.path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+    _make_folder(part.path.parent)
     handle, name = tempfile.mkstemp(prefix=f".{part.path.name}.", dir=part.path.parent)
     temporary = Path(name)
     try:
@@ -262,6 +262,15 @@ def _stage(part: Part) -> Path:
         temporary.unlink()
         raise
     return temporary
+
+
+def _make_folder(path: Path) -> None:
+    """With those above it, open to everybody whatever the installing user's mask says."""
+    if path.is_dir():
+        return
+    _make_folder(path.parent)
+    path.mkdir()
+    path.chmod(0o755)
 
 
 def build(part: Part, compiler: str) -> bytes:

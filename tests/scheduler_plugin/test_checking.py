@@ -121,6 +121,7 @@ def test_a_prolog_may_be_one_of_several() -> None:
         (_with(spank=_BUILT_FOR_21), "SPANK plugin", "headers"),
         (_with(prolog=None), "prolog's program", "install --write"),
         (_with(prolog=b"feedrack-requests /run/elsewhere\0"), "prolog's program", "--write"),
+        (_with(closed=["/usr/lib/feedrack/feedrack-prolog"]), "files for all", "chmod a+rX"),
         (_with(has_affinity_config=False), "affinity.toml", "name your gateways"),
         (_staging("burst_buffer/lua", None), "burst_buffer.lua", "install --write"),
         (_staging("burst_buffer/lua", "-- x"), "burst_buffer.lua", "a cluster has one"),
