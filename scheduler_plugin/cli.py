@@ -4,6 +4,7 @@ Exit status: 0 done and all that is needed is there, 1 failed or something is mi
 (a configuration that is wrong included).
 """
 
+import asyncio
 import shutil
 import sys
 from collections.abc import Iterable, Sequence
@@ -27,9 +28,16 @@ from scheduler_plugin.checking import (
     slurm_user,
 )
 from scheduler_plugin.config import ConfigError, FoldersConfig, WaitingConfig, load
+from scheduler_plugin.daemon import run
+from scheduler_plugin.dataset import BadHint, parse_dataset
+from scheduler_plugin.folders import FolderUnsafe
+from scheduler_plugin.gateways import GatewaysUnavailable
 from scheduler_plugin.install import InstallError, Step, is_beside, parts, plan, write
 from scheduler_plugin.lines import Line, lines, lua_lines
+from scheduler_plugin.logs import log_to_standard_error
 from scheduler_plugin.places import PlaceError, places
+from scheduler_plugin.showing import ask, render
+from scheduler_plugin.slurm.model import SlurmUnavailable
 
 _FILE = click.Path(path_type=Path, dir_okay=False)
 _FOLDER = click.Path(path_type=Path, file_okay=False)
@@ -41,6 +49,44 @@ _COLOURS = {"ok": "green", "missing": "red", "unknown": "yellow"}
 @click.version_option(package_name="feedrack")
 def main() -> None:
     """Send Slurm jobs to the nodes and racks that hold their data."""
+
+
+_CONFIG = click.option("--config", "config_path", type=_FILE, show_default=True,
+                       default="/etc/feedrack/affinity.toml",
+                       help="The daemon's configuration.")  # fmt: skip
+
+
+@main.command("run")
+@_CONFIG
+def run_command(config_path: Path) -> None:
+    """Keep rankings current, warm racks for jobs, end their waits. In the foreground."""
+    log_to_standard_error()
+    try:
+        asyncio.run(run(load(config_path)))
+    except (ConfigError, FolderUnsafe) as error:
+        _failed(error, status=2)
+    except (SlurmUnavailable, OSError) as error:
+        _failed(error, status=1)
+    except KeyboardInterrupt:
+        sys.exit(0)
+
+
+@main.command("rank")
+@click.argument("dataset", metavar="s3://BUCKET/PREFIX")
+@_CONFIG
+@click.option("--json", "as_json", is_flag=True, help="Machine-readable, on stdout.")
+def rank_command(dataset: str, config_path: Path, as_json: bool) -> None:
+    """Show where a dataset's jobs would be sent now, and why."""
+    try:
+        shown = asyncio.run(ask(load(config_path), parse_dataset(dataset)))
+    except (BadHint, ConfigError) as error:
+        _failed(error, status=2)
+    except (GatewaysUnavailable, SlurmUnavailable) as error:
+        _failed(error, status=1)
+    if as_json:
+        click.echo(msgspec.json.encode(shown))
+    else:
+        render(shown)
 
 
 @main.command("install")

@@ -290,12 +290,11 @@ class SlurmLab:
             self.wait(self._blockers[node], "RUNNING")
 
     def free(self, *nodes: str) -> None:
-        """Ends what `occupy` started on these nodes, and returns once they are idle."""
-        self.cancel(*(self._blockers.pop(node) for node in nodes))
-        self._until(
-            lambda: all(self._node_states()[node] == "idle" for node in nodes),
-            f"{', '.join(nodes)} are idle",
-        )
+        """Ends what `occupy` started on these nodes, and returns once it is gone."""
+        ids = [self._blockers.pop(node) for node in nodes]
+        self.cancel(*ids)
+        for id_ in ids:
+            self.wait(id_, "CANCELLED", "COMPLETED")
 
     # What the daemons say
 

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
+from tests.slurm.configuration import LabNode
 from tests.slurm.conftest import MakeSlurm
-from tests.slurm.lab import LabNode, SlurmLab
+from tests.slurm.lab import SlurmLab
 
 _PROGRAM = Path(sys.executable).with_name("feedrack-affinity")
 
@@ -118,7 +119,8 @@ def test_jobs_start_whatever_becomes_of_the_requests(slurm: SlurmLab) -> None:
         lambda: requests.chmod(0o777),
         requests.rmdir,
         lambda: requests.symlink_to(host.run_folder / "rankings"),
-        lambda: (requests.unlink(), os.mkfifo(requests)),
+        requests.unlink,
+        lambda: os.mkfifo(requests),
         lambda: host.run_folder.rename(host.slurm.folder / "elsewhere"),
     ):
         spoil()
