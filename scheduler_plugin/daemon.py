@@ -25,6 +25,7 @@ from scheduler_plugin.ranker import Ranker
 from scheduler_plugin.remembered import Remembered
 from scheduler_plugin.slurm.commands import SlurmCommands
 from scheduler_plugin.slurm.model import Host, Job, Slurm, SlurmUnavailable
+from scheduler_plugin.stager import Stager
 from scheduler_plugin.warmer import Warmer
 
 # A look at the queue may take this part of the time.
@@ -66,8 +67,15 @@ class Daemon:
         self._warmer = Warmer(
             config.warming,
             gateways,
-            racks=lambda: self._ranker.racks,
+            rack_of=self._ranker.rack_of,
             readers=self._ranker.readers,
+        )
+        self._stager = Stager(
+            config.folders.staged,
+            gateways,
+            self._warmer,
+            rack_of=self._ranker.rack_of,
+            racks=self._ranker.racks,
         )
         self._guard = Guard(config.folders.state / "guard.lock", config.slurm.commands_folder)
         self._jobs: Sequence[Job] = ()
@@ -137,6 +145,7 @@ class Daemon:
     async def _warm(self) -> None:
         async with self._warming:
             await self._warmer.look(self._jobs)
+            await self._stager.look(self._jobs)
 
     async def _listen_on(self) -> None:
         while True:

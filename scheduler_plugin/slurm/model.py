@@ -27,7 +27,8 @@ class Host(Struct, frozen=True):
 class Job(Struct, frozen=True, kw_only=True):
     """A job that has not ended. `features` is its constraint as it stands. `start` is when it began
     or is expected to, in seconds since 1970, 0 where nobody knows; `hosts` where, or, of one that
-    waits, where backfill would put it now. `eligible`: not before."""
+    waits, where backfill would put it now. `eligible`: not before. `burst_buffer`: the lines of its
+    script that are meant for such a plugin."""
 
     id: int
     state: JobState
@@ -41,6 +42,7 @@ class Job(Struct, frozen=True, kw_only=True):
     eligible: float = 0.0
     hosts: tuple[str, ...] = ()
     reason: str = ""
+    burst_buffer: str = ""
 
 
 class Slurm(Protocol):

@@ -69,6 +69,7 @@ class _RawJob(Struct):
     nodes: str | None = ""
     scheduled_nodes: str | None = None
     state_reason: str | None = ""
+    burst_buffer: str | None = ""
 
 
 class _Jobs(Struct):
@@ -168,6 +169,7 @@ def _job(raw: _RawJob) -> Job:
         eligible=_seconds(raw.eligible_time),
         hosts=expand_hosts(where or ""),
         reason=raw.state_reason or "",
+        burst_buffer=raw.burst_buffer or "",
     )
 
 
