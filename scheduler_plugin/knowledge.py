@@ -12,8 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from msgspec import Struct
 
 from scheduler_plugin.dataset import BadHint, Dataset, parse_dataset
-from scheduler_plugin.gateways import Counted, GatewayNode
 from scheduler_plugin.ranking import Held
+from scheduler_plugin.told import Counted, GatewayNode
 
 EVERYBODY = "*"
 MOST_DATASETS = 20_000

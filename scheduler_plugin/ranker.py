@@ -15,13 +15,14 @@ from msgspec import Struct
 from scheduler_plugin.config import Config
 from scheduler_plugin.dataset import Dataset, file_name
 from scheduler_plugin.folders import RankingFolder
-from scheduler_plugin.gateways import Counted, GatewayNode, Gateways, Refused
+from scheduler_plugin.gateways import Gateways, Refused
 from scheduler_plugin.knowledge import Holding, Losses, held_by_hosts, holding_of, live
 from scheduler_plugin.ranking import Held, Layout, Ranking, common_feature, rank
 from scheduler_plugin.ranking_file import Entry, Readers, Rules, render
 from scheduler_plugin.readers import find_group, find_user, readers_of
 from scheduler_plugin.remembered import Remembered
 from scheduler_plugin.slurm.model import Host, Slurm
+from scheduler_plugin.told import Counted, GatewayNode
 
 # Datasets that are asked for by name at one ranking; the others have their turn at the next.
 _MOST_ASKED = 200

@@ -1,9 +1,9 @@
 """What is known of datasets, out of what gateways say."""
 
 from scheduler_plugin.dataset import parse_dataset
-from scheduler_plugin.gateways import Counted, GatewayNode
 from scheduler_plugin.knowledge import Holding, Losses, held_by_hosts, live
 from scheduler_plugin.ranking import Held
+from scheduler_plugin.told import Counted, GatewayNode
 
 A = parse_dataset("s3://train/a")
 AB = parse_dataset("s3://train/a/b")
