@@ -7,10 +7,11 @@ export UV_TOOL_BIN_DIR := $(CURDIR)/.tools/bin
 export UV_SYSTEM_CERTS := true
 ARGS ?=
 
-.PHONY: help install redis clients real-files demo cluster soak test check format bench clean
+.PHONY: help install redis slurm clients real-files demo cluster soak test test-slurm-24 check format \
+	bench clean
 
 help:          ## this list
-	@sed -n 's/^\([a-z]*\):.*##/\1\t/p' $(MAKEFILE_LIST)
+	@sed -n 's/^\([a-z0-9-]*\):.*##/\1\t/p' $(MAKEFILE_LIST)
 
 demo: install  ## the main job on real files, end to end (ARGS=--keep stays up)
 	@$(RUN) python -m demo $(ARGS)
@@ -21,8 +22,12 @@ cluster: install redis ## six nodes in three racks on this machine (ARGS=--keep 
 soak: install redis ## clients on six nodes while everything fails (SOAK_MINUTES=10, SEED=…)
 	@$(RUN) python -m tests.cluster.soak
 
-test: install redis clients real-files ## all tests but those marked hardware and bench
+test: install redis slurm clients real-files ## all tests but those marked hardware and bench
 	$(RUN) pytest -n auto $(ARGS)
+
+test-slurm-24: install ## the tests with a Slurm, on release 24.11, in a Debian root that it makes
+	@sh tests/slurm/make-root.sh trixie .tools/trixie
+	FEEDRACK_SLURM_ROOT=$(CURDIR)/.tools/trixie REQUIRE=slurm $(RUN) pytest -n auto tests/slurm $(ARGS)
 
 check: install ## format, lint, types, import floors
 	$(RUN) ruff format --check .
@@ -47,6 +52,9 @@ install: $(UV)
 redis:         # the coordinator of several nodes, where it can be had
 	@sh tests/install-redis.sh
 
+slurm:         # the scheduler, where it can be had
+	@sh tests/slurm/install-slurm.sh
+
 clients:       # the S3 clients the tests drive, where they can be had
 	@sh tests/install-clients.sh $(UV)
 
@@ -58,4 +66,4 @@ real-files:    # the small files the tests pack, where they can be had
 	.tools/bin/pip install --quiet uv
 
 clean:         ## what the other targets made
-	rm -rf .venv .tools .demo .cluster .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf --one-file-system .venv .tools .demo .cluster .pytest_cache .mypy_cache .ruff_cache .hypothesis

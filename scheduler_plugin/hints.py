@@ -1,11 +1,12 @@
 """What a job asked for, and what was done about it at its submission: read off the comment that
 `site/job_submit.lua` leaves with the job, else off the user's own. Pure.
 
-    feedrack did=preferred prefer=[n4|rack2] begin=… wait=… constraint= dataset=s3://train/imagenet
+    feedrack did=preferred prefer=[n4|rack2|all] dataset=s3://train/imagenet
+    feedrack did=preferred prefer=… begin=… wait=… places=[n4|rack2] constraint= dataset=…
     feedrack did=nothing why=no-ranking dataset=s3://train/imagenet
 
-`begin` and `wait` (seconds since 1970) stand there for a job that waits for its data: when it may
-start at the earliest, and until when it is bound to its places.
+The second is of a job that waits for its data: when it may start at the earliest, until when it is
+bound to its places (both in seconds since 1970), these as a constraint, and the one it came with.
 """
 
 import re
@@ -20,10 +21,11 @@ _THEIRS = re.compile(r"(?:^|[\s;])dataset=([^\s;]+)")
 
 
 class Wait(Struct, frozen=True):
-    """A bounded wait. `constraint`: what the job came with, to be given back."""
+    """A bounded wait for `places`. `constraint`: what the job came with, to be given back."""
 
     begin: float
     bound: float
+    places: str
     constraint: str
 
 
@@ -55,9 +57,13 @@ def _read(text: str) -> Hint | None:
     try:
         datasets = parse_hint(decode_value(values.get("dataset", "")))
         wait = None
-        if "wait" in values and "begin" in values:
-            constraint = decode_value(values.get("constraint", ""))
-            wait = Wait(float(values["begin"]), float(values["wait"]), constraint)
+        if "wait" in values and "begin" in values and values.get("places"):
+            wait = Wait(
+                float(values["begin"]),
+                float(values["wait"]),
+                decode_value(values["places"]),
+                decode_value(values.get("constraint", "")),
+            )
     except ValueError:
         return None
     return Hint(datasets, decode_value(values.get("prefer", "")), wait)

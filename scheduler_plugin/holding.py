@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from msgspec import Struct
 
-from scheduler_plugin.hints import Hint, hint_of
+from scheduler_plugin.hints import Wait, hint_of
 from scheduler_plugin.slurm.model import Host, Job
 
 # A wait that is as good as over is left to Slurm.
@@ -49,44 +49,42 @@ def decide(
         features = frozenset(name for each in hosts if each.usable for name in each.features)
     for job in jobs:
         hint = hint_of(job) if job.state == "pending" else None
-        if hint is None or hint.wait is None or not hint.prefer:
+        wait = hint.wait if hint is not None else None
+        if wait is None:
             continue
-        hopeless = features is not None and features.isdisjoint(_places(hint))
-        if is_bound(job, hint):
-            if now >= hint.wait.bound or hopeless:
-                yield Relax(job.id, hint.wait.constraint)
-        elif _as_submitted(job, hint) and now < hint.wait.bound - _TOO_SHORT_SECONDS:
-            if hopeless:
-                continue
-            yield Bind(job.id, hint.prefer, hint.wait.begin)
+        hopeless = features is not None and features.isdisjoint(_places(wait))
+        if is_bound(job, wait):
+            if now >= wait.bound or hopeless:
+                yield Relax(job.id, wait.constraint)
+        elif _as_submitted(job, wait) and now < wait.bound - _TOO_SHORT_SECONDS:
+            # Without a place to wait for it is let go at once, by the same way.
+            yield Bind(job.id, wait.constraint if hopeless else wait.places, wait.begin)
 
 
-def is_bound(job: Job, hint: Hint) -> bool:
+def bound_by(job: Job) -> Wait | None:
+    """The wait that a job is bound by now; None where it is not."""
+    hint = hint_of(job) if job.state == "pending" else None
+    wait = hint.wait if hint is not None else None
+    return wait if wait is not None and is_bound(job, wait) else None
+
+
+def is_bound(job: Job, wait: Wait) -> bool:
     """Whether it waits for its places and for no other."""
-    return (
-        hint.wait is not None
-        and hint.prefer != ""
-        and _same(job.features, hint.prefer)
-        and not _same(hint.prefer, hint.wait.constraint)
-    )
+    return _same(job.features, wait.places) and not _same(wait.places, wait.constraint)
 
 
-def _as_submitted(job: Job, hint: Hint) -> bool:
-    wait = hint.wait
+def _as_submitted(job: Job, wait: Wait) -> bool:
     return (
-        wait is not None
-        and _same(job.features, wait.constraint)
+        _same(job.features, wait.constraint)
         and job.eligible >= wait.bound - 1.0
         and wait.begin < wait.bound
     )
 
 
-def _places(hint: Hint) -> frozenset[str]:
-    """The features that make up the preference, without the user's own in front."""
-    _, bracket, inside = hint.prefer.rpartition("[")
-    if not bracket:
-        inside = hint.prefer.rpartition("&")[2]
-    return frozenset(_NAMES.findall(re.sub(r"\*\d+", "", inside)))
+def _places(wait: Wait) -> frozenset[str]:
+    """The features that it waits for, without the user's own in front."""
+    _, bracket, inside = wait.places.rpartition("[")
+    return frozenset(_NAMES.findall(inside if bracket else wait.places.rpartition("&")[2]))
 
 
 def _same(left: str, right: str) -> bool:

@@ -26,6 +26,8 @@ WORTH_NAMING = 0.1
 MOST_NODES = 10
 MOST_RACKS = 16
 ALL_PARTITIONS = "*"
+# What `feedrack-affinity install` proposes as the feature of all nodes.
+COMMON_FEATURE = "feedrack"
 
 
 class Held(Struct, frozen=True):
@@ -97,6 +99,17 @@ class Layout(Struct, frozen=True):
                     each.cpus = max(each.cpus, host.cpus)
                     each.load += min(1.0, max(0.0, host.load))
         return Layout(partitions, named)
+
+
+def common_feature(hosts: Iterable[Host]) -> str:
+    """A feature that every host has, usable or not, the one made for that if there is one; "" where
+    there is none."""
+    common: frozenset[str] | None = None
+    for host in hosts:
+        common = host.features if common is None else common & host.features
+    if not common:
+        return ""
+    return COMMON_FEATURE if COMMON_FEATURE in common else min(common)
 
 
 def rank(

@@ -1,6 +1,6 @@
 """The file that `site/job_submit.lua` reads: one small text a dataset. Pure.
 
-    feedrack-ranking 1 EXPIRES ARRAYS DEFAULT     seconds since 1970; yes or no; a partition or -
+    feedrack-ranking 1 EXPIRES ARRAYS DEFAULT COMMON
     dataset s3://train/imagenet
     users 0 1001                                  or *; those whom it is for
     groups 100
@@ -13,6 +13,11 @@
     [main]
     …
     end
+
+EXPIRES is in seconds since 1970; ARRAYS says whether arrays may have a preference, yes or no;
+DEFAULT is the partition of jobs that name none, or -; COMMON is a feature that all nodes have, -
+where none is needed, ! where there is none. Later releases never start a job none of whose
+preferred places can hold all of it; that feature, at the end, can.
 
 It is written whole and put in place by rename; what does not end with `end` is not believed.
 """
@@ -62,19 +67,31 @@ class Entry(Struct, frozen=True):
     others: tuple[Dataset, ...] = ()
 
 
+class Rules(Struct, frozen=True):
+    """What holds for all datasets: see above. `common_feature` "": there is none; `common_needed`:
+    whether this release needs one."""
+
+    arrays: bool = True
+    default_partition: str = ""
+    common_feature: str = ""
+    common_needed: bool = True
+
+
 def render(
     dataset: Dataset,
     entries: Sequence[Entry],
     *,
     expires: int,
-    arrays: bool,
-    default_partition: str,
+    rules: Rules,
 ) -> bytes:
     """The file's content, at most MOST_BYTES; the first entry is the dataset's own. What does not
     fit is left out: later combinations first, then later partitions."""
-    default = default_partition if _PARTITION.fullmatch(default_partition) else "-"
+    default = rules.default_partition
+    if not _PARTITION.fullmatch(default):
+        default = "-"
     head = (
-        f"feedrack-ranking 1 {expires:d} {'yes' if arrays else 'no'} {default}\n"
+        f"feedrack-ranking 1 {expires:d} {'yes' if rules.arrays else 'no'} {default} "
+        f"{_common(rules)}\n"
         f"dataset {dataset.text}\n"
     )
     pieces = [_raw(head)]
@@ -93,6 +110,12 @@ def render(
         pieces.append(piece)
         room -= len(piece)
     return b"".join((*pieces, b"end\n"))
+
+
+def _common(rules: Rules) -> str:
+    if _FEATURE.fullmatch(rules.common_feature):
+        return rules.common_feature
+    return "!" if rules.common_needed else "-"
 
 
 def _readers(readers: Readers) -> str:

@@ -55,3 +55,12 @@ def find_group(name: str) -> tuple[int, Sequence[int]] | None:
         return None
     found = (find_user(member) for member in group.gr_mem)
     return group.gr_gid, [each for each in found if each is not None]
+
+
+def find_user_and_group(name: str) -> tuple[int, int] | None:
+    """A user's number and that of the first group; None where there is no such user."""
+    try:
+        user = pwd.getpwnam(name)
+    except (KeyError, ValueError):
+        return None
+    return user.pw_uid, user.pw_gid

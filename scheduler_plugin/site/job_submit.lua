@@ -13,8 +13,9 @@ local MOST_FILE_BYTES, MOST_SCRIPT_BYTES = 16384, 16384
 local MOST_HINT_BYTES, MOST_NAME_BYTES, MOST_DATASETS = 1000, 200, 8
 -- A ranking that claims to be good for longer was written by a clock that is wrong.
 local MOST_VALID_SECONDS = 3600
--- Numbers from here on are Slurm's words for "not said".
-local NOT_SAID = 4294967290
+-- Numbers from here on are Slurm's words for "not said"; of CPUs a task, which are 16 bits, the
+-- second.
+local NOT_SAID, NOT_SAID_SHORT = 4294967290, 65530
 local OPTION = "^_SLURM_SPANK_OPTION_feedrack_([a-z_-]+)=(.*)$"
 
 local ESCAPED = {}
@@ -183,18 +184,23 @@ local function part_for(text, datasets, job)
    return string.sub(text, from - 1, stop)
 end
 
--- How many nodes the job takes at least, on nodes of so many CPUs.
+-- How many nodes the job may take, on nodes of so many CPUs. Of a range the most: a preference that
+-- holds less would make the job smaller.
 local function nodes_needed(job, cpus)
-   local nodes = number(job.min_nodes) or 1
+   local nodes = math.max(number(job.min_nodes) or 1, number(job.max_nodes) or 1)
    local tasks = number(job.num_tasks)
    if tasks and cpus > 0 then
-      local each = number(job.cpus_per_task) or 1
+      local each = number(job.cpus_per_task)
+      if not each or each >= NOT_SAID_SHORT then
+         each = 1
+      end
       nodes = math.max(nodes, math.ceil(tasks * each / cpus))
    end
    return nodes
 end
 
--- The places of the job's partition that can hold the whole job, the best first.
+-- The places of the job's partition that can hold the whole job, the best first, and whether it may
+-- take more than one node.
 local function places_for(part, job, default)
    local partition = job.partition
    if not given(partition) then
@@ -202,28 +208,28 @@ local function places_for(part, job, default)
    elseif string.find(partition, ",", 1, true) then
       partition = "*"
    end
+   local places, several = {}, false
    local _, from = string.find(part, "\n[" .. partition .. "]\n", 1, true)
    if not from then
-      return {}
+      return places, several
    end
    local stop = string.find(part, "\n[", from, true) or #part
    local section = string.sub(part, from + 1, stop)
-   local places = {}
    for feature, hosts, cpus in string.gmatch(section, "([A-Za-z0-9_.-]+) (%d+) (%d+) [^ \n]+\n") do
-      if tonumber(hosts) >= nodes_needed(job, tonumber(cpus)) then
+      local needed = nodes_needed(job, tonumber(cpus))
+      several = several or needed > 1
+      if tonumber(hosts) >= needed and #places < MOST_PLACES - 1 then
          places[#places + 1] = feature
-         if #places == MOST_PLACES then
-            break
-         end
       end
    end
-   return places
+   return places, several
 end
 
--- The expression, with the user's own constraint in front; nil where not even one place has room.
-local function preference(places, constraint)
+-- The places as one expression, with the user's own constraint in front and `last` at the end; nil
+-- where not even one place has room.
+local function expression(places, constraint, last)
    local front = given(constraint) and constraint .. "&" or ""
-   local length, count = #front + 2, 0
+   local length, count = #front + 2 + #last, 0
    for _, feature in ipairs(places) do
       if length + #feature + 1 > MOST_CHARACTERS then
          break
@@ -232,10 +238,14 @@ local function preference(places, constraint)
    end
    if count == 0 then
       return nil
-   elseif count == 1 then
-      return front .. places[1]
    end
-   return front .. "[" .. table.concat(places, "|", 1, count) .. "]"
+   local inside = table.concat(places, "|", 1, count)
+   if last ~= "" and places[count] ~= last then
+      return front .. "[" .. inside .. "|" .. last .. "]"
+   elseif count == 1 then
+      return front .. inside
+   end
+   return front .. "[" .. inside .. "]"
 end
 
 -- Why the job is none of our business, whatever its dataset.
@@ -250,7 +260,8 @@ local function reason_to_pass(job)
    return nil
 end
 
--- What is to be preferred, nil for nothing and why.
+-- What is to be preferred, and what it is without the places that are no places but all of them; nil
+-- for nothing and why.
 local function decide(job, datasets)
    local why = reason_to_pass(job)
    if why then
@@ -260,8 +271,8 @@ local function decide(job, datasets)
    if not text then
       return nil, missing
    end
-   local expires, arrays, default, dataset =
-      string.match(text, "^feedrack%-ranking 1 (%d+) (%l+) (%S+)\ndataset ([^\n]*)\n")
+   local expires, arrays, default, common, dataset =
+      string.match(text, "^feedrack%-ranking 1 (%d+) (%l+) (%S+) (%S+)\ndataset ([^\n]*)\n")
    if dataset ~= datasets[1] then
       return malformed(datasets[1])
    end
@@ -276,11 +287,20 @@ local function decide(job, datasets)
    if given(job.array_inx) and arrays ~= "yes" then
       return nil, "array-on-this-release"
    end
-   local expression = preference(places_for(part, job, default), job.features)
-   if not expression then
+   local places, several = places_for(part, job, default)
+   if several and common == "!" then
+      -- Were none of the places able to hold the job, this release would never start it.
+      return nil, "no-common-feature"
+   end
+   local last = string.match(common, "^[A-Za-z0-9_.-]+$")
+   if not last or last == "-" then
+      last = ""
+   end
+   local preferred = expression(places, job.features, last)
+   if not preferred then
       return nil, "no-place"
    end
-   return expression
+   return preferred, expression(places, job.features, "")
 end
 
 local function value(text)
@@ -301,26 +321,27 @@ local function place(job)
       job.admin_comment = said[1] .. " did=nothing why=bad-hint"
       return
    end
-   local expression, why = decide(job, datasets)
+   local preferred, places = decide(job, datasets)
    local begin, bound
-   if expression then
+   if preferred then
       say("did", "preferred")
-      say("prefer", value(expression))
+      say("prefer", value(preferred))
       local wait = minutes and string.match(minutes, "^%d+$") and tonumber(minutes)
       if wait and wait > 0 then
          begin = math.max(number(job.begin_time) or 0, os.time())
          bound = begin + 60 * math.min(wait, MOST_WAIT_MINUTES)
          say("begin", string.format("%d", begin))
          say("wait", string.format("%d", bound))
+         say("places", value(places))
          say("constraint", value(given(job.features) and job.features or ""))
       end
    else
       say("did", "nothing")
-      say("why", why)
+      say("why", places)
    end
    say("dataset", value(table.concat(datasets, ",")))
-   if expression then
-      job.prefer = expression
+   if preferred then
+      job.prefer = preferred
    end
    if bound then
       -- Held until the bound by Slurm itself: the daemon lets it start earlier, where its data are.

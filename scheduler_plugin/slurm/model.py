@@ -55,8 +55,8 @@ class Slurm(Protocol):
         """Where jobs go that name none; "" where there is no such partition."""
         ...
 
-    async def jobs(self) -> Sequence[Job]:
-        """Those that wait or run."""
+    async def jobs(self, ids: Sequence[int] = ()) -> Sequence[Job]:
+        """Those that wait or run; with `ids` of these alone."""
         ...
 
     async def hold(self, job_id: int, features: str, *, start: float) -> None:

@@ -1,0 +1,53 @@
+"""Slurm for the tests of this folder: started on demand, always stopped, its controller watched."""
+
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from tests.slurm.lab import SlurmLab
+from tests.slurm.place import obstacle
+
+MakeSlurm = Callable[..., SlurmLab]
+
+
+@pytest.fixture(scope="session")
+def slurm_is_there() -> None:
+    """Skips where this machine has no Slurm; fails there if REQUIRE names slurm."""
+    why = obstacle()
+    if why is None:
+        return
+    if "slurm" in os.environ.get("REQUIRE", "").split(","):
+        pytest.fail(f"REQUIRE names slurm: {why}")
+    pytest.skip(why)
+
+
+@pytest.fixture
+def make_slurm(slurm_is_there: None) -> Iterator[MakeSlurm]:
+    """`make_slurm(…)` is a lab that is not started yet: first its files, then `start`. The end of
+    the test stops it."""
+    labs: list[SlurmLab] = []
+
+    def make(**how: Any) -> SlurmLab:
+        labs.append(SlurmLab(**how))
+        return labs[-1]
+
+    yield make
+    for lab in labs:
+        lab.stop()
+
+
+@pytest.fixture(scope="module")
+def module_slurm(slurm_is_there: None) -> Iterator[SlurmLab]:
+    """Four nodes in two racks, for all tests of a module."""
+    with SlurmLab() as lab:
+        yield lab
+
+
+@pytest.fixture
+def slurm(module_slurm: SlurmLab) -> Iterator[SlurmLab]:
+    """The module's Slurm, idle before the test; a controller that the test crashed fails it."""
+    yield module_slurm
+    assert module_slurm.alive(), module_slurm.log()[-3000:]
+    module_slurm.clear()
