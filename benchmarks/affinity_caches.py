@@ -29,7 +29,7 @@ _MEMORY_SECONDS = 1800.0
 # `rank` names no place that saves less than a tenth of the best, whatever is nearer or busier.
 _NOT_WORTH = WORTH_NAMING / 2
 # A part of what is held that is lost in a second, so small that no ranking can tell.
-_NOTHING_LOST = 1e-9
+_NOTHING_LOST = 1e-6
 
 
 class Found(Struct, frozen=True):
@@ -51,14 +51,12 @@ class Caches:
         self.used = [0.0] * len(capacities)
         self.evicted = [0.0] * len(capacities)
         self._nodes = tuple(nodes)
-        self._names = [
-            [node_name(rack, place) for place in range(count)] for rack, count in enumerate(nodes)
-        ]
         # By rack, the parts of each dataset, the longest unread first.
         self._held: list[OrderedDict[int, int]] = [OrderedDict() for _ in capacities]
         self._where: dict[int, dict[int, int]] = {}
         self._data: dict[int, Data] = {}
         self._readers: list[dict[int, int]] = [{} for _ in capacities]
+        self._told: dict[tuple[int, int], tuple[int, float, list[Held]]] = {}
         self._losing = [(0.0, 0.0)] * len(capacities)
 
     def parts(self, rack: int, data: Data) -> int:
@@ -124,26 +122,34 @@ class Caches:
     def held(self, data: Data, now: float) -> list[Held]:
         """What the ranking is told: each node of each rack with its share. Left out are racks that
         hold so little beside the best that no ranking names them."""
-        where = self._where.get(data.number)
-        if not where:
-            return []
-        least = max(each.bit_count() for each in where.values()) * _NOT_WORTH
-        found = []
-        part_bytes = data.part_bytes
+        where = self._where.get(data.number, {})
+        least = max((each.bit_count() for each in where.values()), default=0) * _NOT_WORTH
+        found: list[Held] = []
         for rack, parts in where.items():
-            if parts.bit_count() < least:
-                continue
-            losing = self.losing(rack, now) / max(self.used[rack], 1.0)
-            if losing < _NOTHING_LOST:
-                losing = 0.0
-            count, name = self._nodes[rack], f"r{rack}"
-            homes = _homes_in(count)
-            offset = -data.number % count
-            for place, host in enumerate(self._names[rack]):
-                size = (parts & homes[(place + offset) % count]).bit_count() * part_bytes
-                if size:
-                    found.append(Held(host, name, int(size), losing * size))
+            if parts.bit_count() >= least:
+                losing = self.losing(rack, now) / max(self.used[rack], 1.0)
+                found += self._shares(rack, data, parts, losing if losing > _NOTHING_LOST else 0.0)
         return found
+
+    def _shares(self, rack: int, data: Data, parts: int, losing: float) -> list[Held]:
+        # Asked for again and again while nothing changes.
+        known = self._told.get((rack, data.number))
+        if known is not None and known[0] == parts and known[1] == losing == 0.0:
+            return known[2]
+        count = self._nodes[rack]
+        homes = _homes_in(count)
+        offset = -data.number % count
+        sizes = [
+            (parts & homes[(place + offset) % count]).bit_count() * data.part_bytes
+            for place in range(count)
+        ]
+        shares = [
+            Held(node_name(rack, place), f"r{rack}", int(size), losing * size)
+            for place, size in enumerate(sizes)
+            if size
+        ]
+        self._told[rack, data.number] = (parts, losing, shares)
+        return shares
 
     def losing(self, rack: int, now: float) -> float:
         """Bytes a second that the rack has been evicting of late."""
@@ -156,9 +162,7 @@ class Caches:
         if room >= size:
             return room
         readers = self._readers[rack]
-        victims = [
-            each for each in self._held[rack] if each not in readers and each != data.number
-        ]
+        victims = [each for each in self._held[rack] if each not in readers and each != data.number]
         for number in victims:
             if room >= size:
                 break

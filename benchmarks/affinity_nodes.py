@@ -54,6 +54,8 @@ class Nodes:
         )
         self.sizes = tuple(each.bit_count() for each in self.racks)
         self.free = [GPUS] * count
+        # Those whose load is another than whoever keeps an account of it knows; it empties this.
+        self.changed: set[int] = set()
         # By a number of GPUs, the nodes that have so many free, or more; of none all have more.
         everything = (1 << count) - 1
         self.with_free = [everything] * (GPUS + 1) + [0]
@@ -81,6 +83,7 @@ class Nodes:
         for each in range(before + 1, free + 1):
             self.with_free[each] |= bit
         self.free[node] = free
+        self.changed.add(node)
 
     def load(self, node: int) -> float:
         """The part of its GPUs that is taken."""

@@ -1,4 +1,4 @@
-"""How the simulator's jobs choose their places, and what the scheduler's daemon would tell them. Pure.
+"""How the simulator's jobs choose their places, and what the daemon would tell them. Pure.
 
 The ranking is the plugin's own (`scheduler_plugin.ranking.rank`), and what is made of it is what
 `site/job_submit.lua` makes: the first sixteen places that can hold the whole job, fixed when the
@@ -10,22 +10,24 @@ from msgspec import Struct
 from benchmarks.affinity_caches import Caches, node_name
 from benchmarks.affinity_nodes import GPUS, Nodes
 from benchmarks.affinity_workload import Data, Work
-from scheduler_plugin.ranking import ALL_PARTITIONS, Layout, Place, rank
+from scheduler_plugin.ranking import ALL_PARTITIONS, NODE_GAIN, Layout, Place, rank
 from scheduler_plugin.slurm.model import Host
 
 MOST_PLACES = 16
-# How old a ranking, and what it knows of nodes' load, may be. The daemon's is younger; ranking as
-# often as that would be most of the simulator's time and changes little.
+# How old a ranking may be. The daemon's is younger; ranking as often as that would be most of the
+# simulator's time, and changes little.
 REFRESH_SECONDS = 300.0
 
 
 class Policy(Struct, frozen=True):
-    """What is preferred. `wait_seconds`: how long after its submission a job starts nowhere but at
+    """What is preferred. `node_gain`: how many times what the best rack saves a node must save to
+    be named. `wait_seconds`: how long after its submission a job starts nowhere but at
     its preferred places. `warms`: whether what the best rack lacks is fetched while a job waits."""
 
     name: str
     nodes: bool = False
     racks: bool = False
+    node_gain: float = NODE_GAIN
     wait_seconds: float = 0.0
     warms: bool = False
 
@@ -33,6 +35,7 @@ class Policy(Struct, frozen=True):
 NONE = Policy("no affinity")
 RACK = Policy("racks", racks=True)
 NODE = Policy("nodes, racks", nodes=True, racks=True)
+ANY_NODE = Policy("any node, racks", nodes=True, racks=True, node_gain=0.0)
 NODE_WARM = Policy("nodes, racks; warming", nodes=True, racks=True, warms=True)
 
 
@@ -80,8 +83,11 @@ class Rankings:
                 self._names.append(name)
                 self._features.append(frozenset({name, f"r{rack}"}))
                 self._sets[name] = 1 << (start + place)
-        self._layout = Layout.of(())
-        self._layout_until = -1.0
+        self._layout = Layout.of(
+            Host(name, features, (), GPUS)
+            for name, features in zip(self._names, self._features, strict=True)
+        )
+        self._loads = [0.0] * nodes.count
         self._ranked: dict[int, tuple[float, tuple[Place, ...]]] = {}
 
     def wish(self, work: Work, now: float) -> Wish:
@@ -102,18 +108,23 @@ class Rankings:
     def _places(self, data: Data, now: float) -> tuple[Place, ...]:
         until, places = self._ranked.get(data.number, (-1.0, ()))
         if now >= until:
-            ranking = rank(self._caches.held(data, now), self._current(now))
+            ranking = rank(
+                self._caches.held(data, now),
+                self.layout(),
+                node_gain=self._policy.node_gain,
+            )
             places = tuple(ranking.places.get(ALL_PARTITIONS, ()))
             self._ranked[data.number] = (now + REFRESH_SECONDS, places)
         return places
 
-    def _current(self, now: float) -> Layout:
-        if now >= self._layout_until:
-            self._layout_until = now + REFRESH_SECONDS
-            self._layout = Layout.of(
-                Host(name, features, (), GPUS, self._nodes.load(number))
-                for number, (name, features) in enumerate(
-                    zip(self._names, self._features, strict=True)
-                )
-            )
+    def layout(self) -> Layout:
+        """The layout, brought up to date: `Layout.of` all hosts again comes to the same."""
+        features = self._layout.partitions[ALL_PARTITIONS]
+        for node in sorted(self._nodes.changed):
+            load = self._nodes.load(node)
+            change = load - self._loads[node]
+            for name in self._features[node]:
+                features[name].load += change
+            self._loads[node] = load
+        self._nodes.changed.clear()
         return self._layout

@@ -94,9 +94,7 @@ class Queue:
         self._nodes.give(nodes, gpus)
         started: list[Start] = []
         heads = [(line[0][0], size) for size, line in self._lines.items() if line]
-        bound = [
-            (number, 0) for number, each in self._bound.items() if each.nodes & nodes
-        ]
+        bound = [(number, 0) for number, each in self._bound.items() if each.nodes & nodes]
         candidates = [*heads, *bound]
         heapq.heapify(candidates)
         while candidates:

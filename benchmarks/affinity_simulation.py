@@ -2,12 +2,14 @@
 
 A job reads its dataset pass after pass (epoch after epoch) in random order, so what its rack lacks
 is spread evenly over the first pass: that pass takes as long as computing does, or as bringing in
-what is missing does, whichever is longer. What could not be kept comes again in every pass. Bytes
-of the own node and of the own rack cost no time: a rack's own network is not modelled. A job in
-several racks brings all it reads into each of them, and is kept waiting by the slowest.
+what is missing does, whichever is longer. What could not be kept comes again in every pass, until
+there is room for it, which is looked for eight times in the job's life. Bytes of the own node and
+of the own rack cost no time: a rack's own network is not modelled. A job in several racks brings
+all it reads into each of them, and is kept waiting by the slowest.
 """
 
 import heapq
+import math
 from collections.abc import Sequence
 from enum import IntEnum
 
@@ -21,6 +23,8 @@ from benchmarks.affinity_queue import Queue, Start, racks_in
 from benchmarks.affinity_workload import GB, TB, Data, Work
 
 _ROUNDING_BYTES = 1.0
+# How often a job looks for room for what it could not keep.
+_TURNS = 8
 
 
 class Site(Struct, frozen=True, kw_only=True):
@@ -76,12 +80,19 @@ class _Phase(Struct, frozen=True):
     fastest: float
 
 
+_NOTHING = _Phase(0.0, 0.0, 0.0)
+
+
 class _Part(Struct):
-    """A job in one of its racks: what it still has to bring in there, and how it fares."""
+    """A job in one of its racks: what it is bringing in there, and what it cannot keep and so will
+    have to bring in again in each of so many turns."""
 
     number: int
     rack: int
-    phases: list[_Phase]
+    nodes: int
+    phase: _Phase
+    passing: int = 0
+    turns: int = 0
     began: float = 0.0
     stalled: float = 0.0
 
@@ -159,34 +170,45 @@ class Simulation:
             places = racks_in(self.nodes, nodes)
             found = self.caches.read(work.data, work.parts, places, self.now)
             parts = [
-                _Part(work.number, rack, self._phases(work, each, len(own), outcome))
+                self._part(work, rack, len(own), each)
                 for (rack, own), each in zip(places, found, strict=True)
             ]
             self._parts[work.number] = parts
             for each in list(parts):
-                self._next_phase(each)
+                self._bring(each)
 
-    def _phases(
-        self, work: Work, found: Found, nodes: int, outcome: Outcome
-    ) -> list[_Phase]:
-        """What a job has to bring into one of its racks; counts where it finds its data."""
+    def _part(self, work: Work, rack: int, nodes: int, found: Found) -> _Part:
+        """What a job has to bring into one of its racks first; counts where it finds its data."""
+        outcome = self.outcomes[work.number]
         size = work.data.part_bytes
         remote, origin = found.remote.bit_count() * size, found.origin.bit_count() * size
         outcome.own_bytes += found.own.bit_count() * size
         outcome.rack_bytes += found.rack.bit_count() * size
         outcome.remote_bytes += remote
         outcome.origin_bytes += origin
-        passes = work.passes
-        first_seconds = work.seconds * min(1.0, 1.0 / passes)
-        phases = [self._phase(remote + origin, origin, first_seconds, nodes)]
-        if passes > 1.0:
-            again = found.passing.bit_count() * size * (passes - 1.0)
-            kept_nowhere = found.passing & ~self.caches.anywhere(work.data)
-            cold = kept_nowhere.bit_count() * size * (passes - 1.0)
-            outcome.again_bytes += again
-            outcome.again_from_origin += cold
-            phases.append(self._phase(again, cold, work.seconds - first_seconds, nodes))
-        return phases
+        later = work.passes - 1.0
+        phase = self._phase(remote + origin, origin, _first_seconds(work), nodes)
+        turns = min(_TURNS, math.ceil(later)) if later > 0 and found.passing else 0
+        return _Part(work.number, rack, nodes, phase, found.passing, turns)
+
+    def _turn(self, part: _Part) -> None:
+        """The next of a job's turns of bringing in what it could not keep: again and again, but for
+        what there is room for by now."""
+        outcome = self.outcomes[part.number]
+        work = outcome.work
+        later = work.passes - 1.0
+        turns = min(_TURNS, math.ceil(later))
+        kept = self.caches.put(part.rack, work.data, part.passing, self.now) & part.passing
+        part.passing &= ~kept
+        part.turns = part.turns - 1 if part.passing else 0
+        passes = later / turns
+        times = kept.bit_count() * min(1.0, passes) + part.passing.bit_count() * passes
+        again = times * work.data.part_bytes
+        cold = (part.passing & ~self.caches.anywhere(work.data)).bit_count() * passes
+        outcome.again_bytes += again
+        outcome.again_from_origin += cold * work.data.part_bytes
+        seconds = (work.seconds - _first_seconds(work)) / turns
+        part.phase = self._phase(again, cold * work.data.part_bytes, seconds, part.nodes)
 
     def _phase(self, size: float, origin: float, seconds: float, nodes: int) -> _Phase:
         fastest = size / seconds
@@ -194,15 +216,16 @@ class Simulation:
             fastest = min(fastest, size / origin * self.site.origin * nodes)
         return _Phase(size, seconds, fastest)
 
-    def _next_phase(self, part: _Part) -> None:
-        """Lets a job's part in a rack begin with what comes next; what needs no bytes is over."""
-        while part.phases:
-            if part.phases[0].size > 0:
-                part.began = self.now
-                self._flow(part, part.phases[0])
-                return
-            # Nothing to wait for until the end: then the rest may as well begin now.
-            part.phases.pop(0)
+    def _bring(self, part: _Part) -> None:
+        """Lets what a job brings into a rack flow; where that is nothing (more), it is through."""
+        if part.phase.size > 0:
+            part.began = self.now
+            self._flows += 1
+            self._reading[self._flows] = part
+            flow = Flow(self._flows, part.phase.size, part.phase.fastest)
+            self.uplinks[part.rack].add(flow, self.now)
+            self._watch(part.rack)
+            return
         parts = self._parts[part.number]
         parts.remove(part)
         outcome = self.outcomes[part.number]
@@ -211,12 +234,6 @@ class Simulation:
             del self._parts[part.number]
             end = outcome.started + outcome.work.seconds + outcome.stalled_seconds
             heapq.heappush(self._events, (max(self.now, end), _Event.END, part.number, 0))
-
-    def _flow(self, part: _Part, phase: _Phase) -> None:
-        self._flows += 1
-        self._reading[self._flows] = part
-        self.uplinks[part.rack].add(Flow(self._flows, phase.size, phase.fastest), self.now)
-        self._watch(part.rack)
 
     def _watch(self, rack: int) -> None:
         """Looks again at an uplink when the first of its flows is at its end."""
@@ -235,9 +252,11 @@ class Simulation:
             if part is None:
                 self._warmed(flow)
             else:
-                phase = part.phases.pop(0)
-                part.stalled += max(0.0, self.now - part.began - phase.seconds)
-                self._next_phase(part)
+                part.stalled += max(0.0, self.now - part.began - part.phase.seconds)
+                part.phase = _NOTHING
+                if part.turns:
+                    self._turn(part)
+                self._bring(part)
         self._watch(rack)
 
     def _end(self, number: int) -> None:
@@ -288,3 +307,8 @@ class Simulation:
         outcome.warmed_bytes += size
         outcome.warmed_from_origin += cold.bit_count() * part_bytes
         self.caches.put(warming.rack, warming.data, came, self.now)
+
+
+def _first_seconds(work: Work) -> float:
+    """How long computing takes over the first pass."""
+    return work.seconds * min(1.0, 1.0 / work.passes)

@@ -166,7 +166,7 @@ def run_time(quantile: float) -> float:
     place = min(bisect_left(RUN_TIMES, quantile), len(RUN_TIMES) - 1)
     below = RUN_TIMES[place - 1] if place else 0.0
     within = min(1.0, (quantile - below) / (RUN_TIMES[place] - below))
-    return 2.0 ** (place - 1 + within)
+    return math.pow(2.0, place - 1 + within)
 
 
 def stretches() -> dict[int, float]:
@@ -187,4 +187,4 @@ def _submission(rng: random.Random, hours: float) -> float:
 
 
 def _log_uniform(rng: random.Random, least: float, most: float) -> float:
-    return least * (most / least) ** rng.random()
+    return least * math.pow(most / least, rng.random())
