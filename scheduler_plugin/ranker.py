@@ -32,9 +32,9 @@ _STRIDE = 200
 _MOST_TOGETHER = 16
 # Before this release arrays with a preference never start.
 _ARRAYS_FROM = (22, 5, 9)
-# From some release between 22.05 and 24.11 on a job is never started none of whose preferred places
-# can hold all of it.
-_COMMON_FROM = (23, 2, 0)
+# From this release on a job of several nodes can be held for ever by its preference: see
+# `places_for` in site/job_submit.lua.
+_COMMON_FROM = (24, 11, 0)
 
 log = structlog.get_logger()
 
@@ -100,13 +100,15 @@ class Ranker:
         await self._ask_for_others(holdings)
         release = await self._slurm.release()
         hosts = await self._slurm.hosts()
+        layout = Layout.of(hosts)
         rules = Rules(
             arrays=release >= _ARRAYS_FROM,
             default_partition=await self._slurm.default_partition(),
             common_feature=common_feature(hosts),
             common_needed=release >= _COMMON_FROM,
+            sizes=layout.sizes,
         )
-        return Facts(members, holdings, Layout.of(hosts), rules)
+        return Facts(members, holdings, layout, rules)
 
     async def ask_for(self, dataset: Dataset) -> Counted | None:
         """What is held of one dataset; None where there is no such bucket."""

@@ -35,6 +35,7 @@ class Job(Struct, frozen=True, kw_only=True):
     comment: str = ""
     admin_comment: str = ""
     features: str = ""
+    prefer: str = ""
     partition: str = ""
     start: float = 0.0
     eligible: float = 0.0
@@ -63,6 +64,11 @@ class Slurm(Protocol):
         """Binds a job that waits to `features`, and lets it start from `start` on."""
         ...
 
-    async def relax(self, job_id: int, features: str) -> None:
-        """Gives a job that waits the constraint it came with; "" is none."""
+    async def relax(self, job_id: int, features: str, *, release: bool) -> None:
+        """Gives a job that waits the constraint it came with, "" for none; `release`: Slurm has
+        given it up, and is to try again."""
+        ...
+
+    async def unprefer(self, job_id: int) -> None:
+        """Takes its preference from a job that waits."""
         ...

@@ -62,6 +62,7 @@ class _RawJob(Struct):
     comment: str | None = ""
     admin_comment: str | None = ""
     features: str | None = ""
+    prefer: str | None = ""
     partition: str | None = ""
     start_time: _MaybeNumber = 0
     eligible_time: _MaybeNumber = 0
@@ -161,6 +162,7 @@ def _job(raw: _RawJob) -> Job:
         comment=raw.comment or "",
         admin_comment=raw.admin_comment or "",
         features=raw.features or "",
+        prefer=raw.prefer or "",
         partition=raw.partition or "",
         start=_seconds(raw.start_time),
         eligible=_seconds(raw.eligible_time),
