@@ -53,10 +53,13 @@ def full(seed: int, hours: float) -> Iterator[Scenario]:
         return Scenario(title=title, demand=of, site=at, policies=policies, warm_up_seconds=warm_up)
 
     for load in _LOADS:
+        more: tuple[Policy, ...] = (NODE_WARM, waiting(15, warms=True)) if load > 0.5 else ()
+        # Slow, and once is enough.
+        more += (ANY_NODE,) if load == 0.8 else ()
         yield scenario(
             f"Load {load:.0%}",
             replace(demand, load=load),
-            policies=(NONE, RACK, NODE, ANY_NODE, *waits, NODE_WARM, waiting(15, warms=True)),
+            policies=(NONE, RACK, NODE, *waits, *more),
         )
     for skew in _SKEWS:
         yield scenario(f"Load 80%, Zipf {skew:g} instead of {_SKEW:g}", replace(demand, skew=skew))
