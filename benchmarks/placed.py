@@ -11,6 +11,7 @@ and every job asks to wait a minute for its data at most.
 
 import json
 import logging
+import os
 import random
 import shlex
 import shutil
@@ -132,6 +133,7 @@ class Bench:
         self._plan = plan
         self._base = base
         self._console = console
+        self._cores = os.sched_getaffinity(0)
         rng = random.Random(plan.seed)
         weights = [1 / (number + 1) ** plan.skew for number in range(plan.datasets)]
         self._datasets = [f"d{number + 1}" for number in range(plan.datasets)]
@@ -143,6 +145,7 @@ class Bench:
     def run(self, racks: Racks) -> tuple[list[str], list[Found]]:
         """All ways, and the versions of what ran."""
         origin = CountedOrigin(self._base / "data", self._base / "origin", *racks.services)
+        origin.cores = self._cores
         with origin:
             self._fill(origin)
             found = [self._way(way, racks, origin) for way in self._plan.ways]
@@ -165,7 +168,7 @@ class Bench:
         folder = self._base / way
         out = folder / "out"
         out.mkdir(parents=True)
-        with Redis(folder / "redis", racks.services, {0}) as redis:
+        with Redis(folder / "redis", racks.services, self._cores) as redis:
             gateways = [
                 Node(
                     folder / f"n{number + 1}",
@@ -175,6 +178,7 @@ class Bench:
                     rack=rack,
                     redis=redis.address,
                     capacity=self._plan.capacity,
+                    cores=self._cores,
                 )
                 for number, rack in enumerate(_RACKS)
             ]
@@ -186,7 +190,8 @@ class Bench:
                     with SlurmLab(_lab_nodes()) as slurm:
                         return self._drive(way, slurm, racks, origin, gateways, urls)
                 with Shaped(folder / "placed", gateways) as placed:
-                    wait(lambda: "listen" in placed.log or bool(placed.log), "no daemon")
+                    guard = placed.state / "guard.lock"
+                    wait(guard.exists, f"the daemon does not start: {placed.log}")
                     return self._drive(way, placed.slurm, racks, origin, gateways, urls)
 
     def _urls(self, gateways: Sequence[Node]) -> dict[str, dict[str, list[str]]]:
