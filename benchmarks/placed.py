@@ -43,6 +43,8 @@ from tests.slurm.placed import Placed
 _RACKS = ("r1", "r1", "r2", "r2")
 _BUCKET = "train"
 _OBJECT_BYTES = 8 * 1024**2
+# An object that no job reads: that it is ranked shows that all is up.
+_READY = "ready/0"
 _READER = Path(__file__).with_name("placed_reader.py")
 _WITHOUT, _WITH, _WAIT = "without", "with", "wait"
 
@@ -155,6 +157,7 @@ class Bench:
     def _fill(self, origin: CountedOrigin) -> None:
         origin.make_bucket(_BUCKET)
         client = _client(f"http://{origin.host}:{origin.port}")
+        client.put_object(Bucket=_BUCKET, Key=_READY, Body=bytes(_OBJECT_BYTES))
         rng = random.Random(self._plan.seed)
         for dataset in self._datasets:
             for key in self._keys(dataset):
@@ -190,9 +193,14 @@ class Bench:
                     with SlurmLab(_lab_nodes()) as slurm:
                         return self._drive(way, slurm, racks, origin, gateways, urls)
                 with Shaped(folder / "placed", gateways) as placed:
-                    guard = placed.state / "guard.lock"
-                    wait(guard.exists, f"the daemon does not start: {placed.log}")
+                    self._await_daemon(placed, gateways[0])
                     return self._drive(way, placed.slurm, racks, origin, gateways, urls)
+
+    def _await_daemon(self, placed: Placed, gateway: Node) -> None:
+        """Returns once it has ranked what a gateway has just read."""
+        _client(f"http://{gateway.host}:{gateway.port}").get_object(Bucket=_BUCKET, Key=_READY)
+        name = f"s3://{_BUCKET}/{_READY.partition('/')[0]}"
+        wait(lambda: bool(placed.ranking(name)), "the daemon ranks nothing")
 
     def _urls(self, gateways: Sequence[Node]) -> dict[str, dict[str, list[str]]]:
         signed: dict[str, dict[str, list[str]]] = {}
