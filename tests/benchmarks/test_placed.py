@@ -68,6 +68,6 @@ def test_what_a_controller_takes_more_is_within_rounds() -> None:
 
     plain, ours = controlled("no job_submit", 100, 900, 200), controlled("ours", 140, 950, 230)
     lines = submissions.tables(
-        [submissions.Alone("no hint", 1.5, 0)], [plain, ours], submissions.FULL
+        [submissions.Alone("no hint", 1.5, 1.0, 0)], [plain, ours], submissions.FULL
     )
-    assert any(line.startswith("| ours | 10.0 | 230 | +40 | 9 | 9 |") for line in lines)
+    assert any(line.startswith("| ours | 10.0 | 230 | +40 | 9 | 5 | 9 |") for line in lines)
