@@ -16,10 +16,12 @@ from typing import Any
 import msgspec
 import structlog
 
+from gateway.admin.dataset_pages import DatasetPages
 from gateway.admin.datasets import Datasets
 from gateway.admin.origins import OriginWatch
 from gateway.admin.report import NodeReport, own_usage
 from gateway.admin.server import AdminServer
+from gateway.auth.readers import Readers
 from gateway.cluster.jobs import Jobs, RedisJobs
 from gateway.cluster.local_jobs import LocalJobs
 from gateway.cluster.members import Members
@@ -44,6 +46,7 @@ from gateway.telemetry.metrics import Metrics
 from gateway.tiers.disk import DiskTier
 from gateway.tiers.origin_directory import DirectoryOrigin
 from gateway.tiers.origin_s3 import S3Origin
+from gateway.tiers.own_counts import OwnCounts
 from gateway.tiers.packed.files import IndexFiles
 from gateway.tiers.packed.handing import Handing
 from gateway.tiers.packed.origin import PackedOrigin
@@ -146,6 +149,7 @@ class Parts:
         self.prefetcher = self._prefetcher()
         self.leaving: asyncio.Task[None] | None = None
         self.authenticator = authenticator_of(config)
+        self.readers = Readers(config.tenants)
 
     def _prefetcher(self) -> Prefetcher:
         config, joining, cluster = self.config, self.joining, self.config.cluster
@@ -207,14 +211,28 @@ class Parts:
             datasets=Datasets(
                 config.node,
                 self.service,
+                self.readers,
                 members=self.joining.members if self.joining is not None else None,
                 directory=self.listing.directory if self.listing is not None else None,
                 ask=HeldAsker(self.peers.client) if self.peers is not None else None,
             ),
+            pages=self._dataset_pages(),
             prefetcher=self.prefetcher,
             on_drain=lambda: self._leave(on_drain),
             on_restart=on_restart,
             listeners=listeners,
+        )
+
+    def _dataset_pages(self) -> DatasetPages:
+        if self.joining is None or self.listing is None:
+            counts = OwnCounts(self.config.node.id, self.disk)
+            return DatasetPages(self.service, counts, self.readers)
+        members = self.joining.members
+        return DatasetPages(
+            self.service,
+            self.listing.directory.counters,
+            self.readers,
+            ready=lambda: members.here() is not None,
         )
 
     async def start(self) -> None:

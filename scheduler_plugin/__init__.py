@@ -1,1 +1,1 @@
-"""Sends Slurm jobs to the racks that hold their data. Filled by an issue to come."""
+"""The scheduler's side: sends jobs to the nodes and racks that hold their data (docs/slurm.md)."""

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
+from gateway.auth.readers import Readers
 from gateway.cluster.directory import Directory
 from gateway.cluster.members import Member, Members
 from gateway.config import NodeConfig
@@ -25,6 +26,7 @@ class Datasets:
         self,
         node: NodeConfig,
         service: ObjectService,
+        readers: Readers,
         *,
         members: Members | None = None,
         directory: Directory | None = None,
@@ -32,13 +34,15 @@ class Datasets:
     ) -> None:
         self._node = node
         self._service = service
+        self._readers = readers
         self._members = members
         self._directory = directory
         self._ask = ask
 
     async def held(self, bucket: str, prefix: str) -> dict[str, Any]:
-        """Bytes held of the objects under `prefix`, by node and by rack. `unknown`: the nodes that
-        did not say; their bytes count as none. NoSuchBucket."""
+        """Bytes held of the objects under `prefix`, by node and by rack, and who may read all of
+        them. `unknown`: the nodes that did not say; their bytes count as none. NoSuchBucket."""
+        where = self._service.bucket(bucket)
         nodes = self._nodes()
         held = await self._counted(bucket, prefix)
         if held is None:
@@ -54,6 +58,7 @@ class Datasets:
             ],
             "racks": [{"rack": rack, "bytes": size} for rack, size in sorted(racks.items())],
             "unknown": [each.id for each in nodes if held.get(each.id) is None],
+            "readers": self._readers.of(bucket, prefix, public_read=where.public_read),
         }
 
     def _nodes(self) -> Sequence[_Node]:

@@ -34,8 +34,8 @@ class PrefetchRoutes:
         spec, priority = read_asked(await request.read())
         return _json({"id": await self._prefetcher.create(spec, priority)}, status=202)
 
-    async def _all(self, _: web.Request) -> web.Response:
-        jobs = await self._prefetcher.all()
+    async def _all(self, request: web.Request) -> web.Response:
+        jobs = await self._prefetcher.all(request.query.get("job"))
         return _json({"prefetches": [each.plain() for each in jobs]})
 
     async def _get(self, request: web.Request) -> web.Response:

@@ -17,12 +17,13 @@ from gateway.tiers.disk import DiskTier
 
 def own_usage(disk: DiskTier, rebuilding: Rebuilding | None) -> dict[str, Any]:
     """What a node tells of its cache, to clients and to other nodes. "rebuilding": what is under
-    way, each with its part done, 0 to 1."""
+    way, each with its part done, 0 to 1; "evicted_bytes": since its process started."""
     usage = disk.usage()
     return {
         "rebuilding": dict(rebuilding.ratios) if rebuilding is not None else {},
         "cache_bytes": usage.bytes,
         "cache_capacity_bytes": int(usage.capacity_bytes),
+        "evicted_bytes": usage.evicted_bytes,
         "cache_degraded": usage.degraded,
     }
 
@@ -42,6 +43,7 @@ def _usage(raw: bytes | None) -> dict[str, Any]:
     unknown: dict[str, Any] = {
         "cache_bytes": 0,
         "cache_capacity_bytes": 0,
+        "evicted_bytes": 0,
         "cache_degraded": None,
         "rebuilding": {},
     }

@@ -6,6 +6,7 @@ by `[admin] public_metrics = true`.
 """
 
 import hmac
+import re
 import socket
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
@@ -13,15 +14,19 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
+from gateway.admin.dataset_pages import MOST_DATASETS, DatasetPages
 from gateway.admin.datasets import Datasets
 from gateway.admin.prefetch import PrefetchRoutes
 from gateway.admin.report import NodeReport
 from gateway.config import AdminConfig, Secret, parse_listen
-from gateway.errors import NoSuchBucket
+from gateway.errors import NoSuchBucket, TierUnavailable
 from gateway.store.prefetch import Prefetcher
 from gateway.telemetry.metrics import Metrics
 
 _OPEN = frozenset({"/healthz", "/readyz"})
+_LIMIT = re.compile("[0-9]{1,5}")
+# What is not UTF-8 comes as these.
+_LONE = re.compile("[\ud800-\udfff]")
 _METRICS_TYPE = "text/plain; version=1.0.0; charset=utf-8"
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -39,6 +44,7 @@ class AdminServer:
         report: NodeReport,
         metrics: Metrics,
         datasets: Datasets,
+        pages: DatasetPages,
         prefetcher: Prefetcher,
         on_drain: Callable[[], None],
         on_restart: Callable[[], None] | None = None,
@@ -49,6 +55,7 @@ class AdminServer:
         self._report = report
         self._metrics = metrics
         self._datasets = datasets
+        self._pages = pages
         self._prefetcher = prefetcher
         self._on_drain = on_drain
         self._on_restart = on_restart
@@ -65,7 +72,7 @@ class AdminServer:
                 web.get("/readyz", self._readyz),
                 web.get("/metrics", self._render_metrics),
                 web.get("/v1/members", self._members),
-                web.get("/v1/datasets", self._dataset),
+                web.get("/v1/datasets", self._datasets_held),
                 web.get("/v1/fills", self._fills),
                 *PrefetchRoutes(self._prefetcher).routes(),
                 web.post("/v1/drain", self._drain),
@@ -114,15 +121,18 @@ class AdminServer:
     async def _members(self, _: web.Request) -> web.Response:
         return _json({"members": await self._report.members()})
 
-    async def _dataset(self, request: web.Request) -> web.Response:
-        dataset = request.query.get("dataset", "")
-        bucket, _, prefix = dataset.removeprefix("s3://").partition("/")
-        if not dataset.startswith("s3://") or not bucket:
-            return _refuse(400, "dataset must be s3://bucket/prefix")
+    async def _datasets_held(self, request: web.Request) -> web.Response:
         try:
-            return _json(await self._datasets.held(bucket, prefix))
+            if "dataset" in request.query:
+                return _json(await self._datasets.held(*_named(request, "dataset")))
+            after = _named(request, "after") if "after" in request.query else None
+            return _json(await self._pages.page(after, _limit(request)))
+        except ValueError as error:
+            return _refuse(400, str(error))
         except NoSuchBucket as error:
-            return _refuse(404, f"{bucket}: {error.message}")
+            return _refuse(404, f"{error.fields.get('BucketName', '')}: {error.message}")
+        except TierUnavailable as error:
+            return _refuse(503, str(error))
 
     async def _fills(self, _: web.Request) -> web.Response:
         return _json({"fills": self._report.fills()})
@@ -136,6 +146,23 @@ class AdminServer:
             return _refuse(409, "a node of one process cannot be restarted in parts")
         self._on_restart()
         return _json({"status": "restarting"}, status=202)
+
+
+def _named(request: web.Request, parameter: str) -> tuple[str, str]:
+    """The bucket and prefix that a parameter names. ValueError."""
+    name = request.query[parameter]
+    bucket, _, prefix = name.removeprefix("s3://").partition("/")
+    if not name.startswith("s3://") or not bucket or _LONE.search(name):
+        raise ValueError(f"{parameter} must be s3://bucket/prefix, in UTF-8")
+    return bucket, prefix
+
+
+def _limit(request: web.Request) -> int:
+    """How many datasets a page may have. ValueError."""
+    text = request.query.get("limit", str(MOST_DATASETS))
+    if not _LIMIT.fullmatch(text) or not 1 <= int(text) <= MOST_DATASETS:
+        raise ValueError(f"limit must be a number from 1 to {MOST_DATASETS}")
+    return int(text)
 
 
 def _json(value: Any, *, status: int = 200, headers: dict[str, str] | None = None) -> web.Response:

@@ -63,17 +63,22 @@ class Policy:
         self._verdicts: dict[tuple[str, str], bool | _OfKeys] = {}
 
     def allows_all(self, operation: str, bucket: str, prefix: str) -> bool:
-        """As the function of that name."""
-        return allows_all(self._rules, operation, bucket, prefix)
+        """Whether the rules let `operation` be done on every key that begins with `prefix`. It may
+        say no where only several rules together do."""
+        verdict = self._verdict(operation, bucket)
+        if isinstance(verdict, bool):
+            return verdict
+        where = f"{bucket}/{prefix}"
+        if any(_may_touch(pattern, where) for pattern in verdict.denied):
+            return False
+        return verdict.allowed or any(
+            pattern.endswith("*") and matches(pattern, where) for pattern in verdict.allows
+        )
 
     def allows(self, operation: str, bucket: str, key: str) -> bool:
         """Whether the rules let `operation` be done. `bucket` "" is the service (ListBuckets),
         `key` "" the bucket itself."""
-        verdict = self._verdicts.get((operation, bucket))
-        if verdict is None:
-            if len(self._verdicts) >= _REMEMBERED:
-                self._verdicts.clear()
-            verdict = self._verdicts[operation, bucket] = _verdict(self._rules, operation, bucket)
+        verdict = self._verdict(operation, bucket)
         if isinstance(verdict, bool):
             return verdict
         where = f"{bucket}/{key}"
@@ -81,33 +86,17 @@ class Policy:
             return False
         return verdict.allowed or _match((where,), verdict.allows)
 
-
-def allows_all(rules: Sequence[Rule], operation: str, bucket: str, prefix: str) -> bool:
-    """Whether the rules let `operation` be done on every key that begins with `prefix`. It may say
-    no where only several rules together do."""
-    names = (operation, *_FOLLOWS.get(operation, ()))
-    where = f"{bucket}/{prefix}"
-    allowed = False
-    for rule in rules:
-        if not _match(names, rule.deny or rule.allow):
-            continue
-        for pattern in rule.buckets:
-            if rule.deny:
-                if _may_touch(pattern, bucket, where):
-                    return False
-            elif (
-                matches(pattern, bucket)
-                if "/" not in pattern
-                else (pattern.endswith("*") and matches(pattern, where))
-            ):
-                allowed = True
-    return allowed
+    def _verdict(self, operation: str, bucket: str) -> bool | _OfKeys:
+        verdict = self._verdicts.get((operation, bucket))
+        if verdict is None:
+            if len(self._verdicts) >= _REMEMBERED:
+                self._verdicts.clear()
+            verdict = self._verdicts[operation, bucket] = _verdict(self._rules, operation, bucket)
+        return verdict
 
 
-def _may_touch(pattern: str, bucket: str, where: str) -> bool:
-    """Whether a pattern may match the bucket, or some key that begins as `where` does."""
-    if "/" not in pattern:
-        return matches(pattern, bucket)
+def _may_touch(pattern: str, where: str) -> bool:
+    """Whether a pattern of keys may match some key that begins as `where` does."""
     first, wild, _ = pattern.partition("*")
     return first.startswith(where) or (bool(wild) and where.startswith(first))
 

@@ -41,6 +41,32 @@ def is_deep(folder: bytes) -> bool:
     return folder.startswith(_PACKS) or folder.count(b"/") >= _DEPTH
 
 
+class Counter(Struct, frozen=True):
+    """One counter of bytes: the keys of a folder of an origin's bucket."""
+
+    origin: str
+    bucket: bytes
+    folder: bytes
+
+
+class Folders:
+    """Finds the counter of each key, and remembers the folders: beyond `FOLDERS_A_BUCKET` of a
+    bucket the others are counted together."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[str, bytes], set[bytes]] = {}
+
+    def counter(self, origin: str, bucket: bytes, key: bytes) -> Counter:
+        """What a key's bytes are counted by."""
+        folder = folder_of(key)
+        known = self._known.setdefault((origin, bucket), set())
+        if folder not in known:
+            if len(known) >= FOLDERS_A_BUCKET:
+                folder = REST
+            known.add(folder)
+        return Counter(origin, bucket, folder)
+
+
 class Cover(Struct, frozen=True):
     """What adds up to a prefix: the counters that count nothing else. `exact`: no other counter has
     keys of the prefix beside others."""

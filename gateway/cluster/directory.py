@@ -3,8 +3,7 @@ batches, and the others' part is asked.
 
     dir:token              drawn anew after Redis was emptied: then everything is told again
     dir:v:STRETCH          hash: node → which chunks of that stretch of a version it holds
-    dir:b:ORIGIN:BUCKET:FOLDER   hash: node → bytes held of the keys counted under the folder
-    dir:f:ORIGIN:BUCKET    sorted set of the bucket's folders
+    dir:b:…, dir:f:…, dir:buckets   bytes by folder (`counters.py`)
 
 Every node writes its own fields alone, and each write says all there is to say, so that one that is
 lost, repeated or late does no harm. A rack holds what one of its nodes does. Fields of nodes that
@@ -16,16 +15,16 @@ Nothing here is in the way of a read: all that is wrong with Redis makes the dir
 import asyncio
 import secrets
 import time
-from base64 import urlsafe_b64encode
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import structlog
 from msgspec import Struct
 
 from gateway.cluster.chunk_sets import bit_of, decode_bits, encode_bits, stretch_key, stretch_name
-from gateway.cluster.datasets import cover
-from gateway.cluster.holdings import Counter, Holdings
+from gateway.cluster.counters import Counters, entry_of
+from gateway.cluster.datasets import Counter, cover
+from gateway.cluster.holdings import Holdings
 from gateway.cluster.members import Member, Members
 from gateway.errors import CoordinatorUnavailable
 from gateway.index.cluster import Link, Word
@@ -69,6 +68,7 @@ class Directory:
         look_seconds: float = _LOOK_SECONDS,
     ) -> None:
         self._link = link
+        self.counters = Counters(link, members)
         self._members = members
         self._holdings = holdings
         self._now = now
@@ -134,14 +134,10 @@ class Directory:
         """Bytes that the members hold of the keys under a prefix, and in the packs at the roots
         `packs`. CoordinatorUnavailable."""
         raw_bucket, wanted = raw_text(bucket), raw_text(prefix)
-        raw = await self._link.command("ZRANGE", self.folders_key(origin, raw_bucket), 0, -1)
-        covered = cover(raw, wanted)
-        folders = [*covered.whole, *map(raw_text, packs)]
-        keys = [self.counter_key(Counter(origin, raw_bucket, folder)) for folder in folders]
-        found: dict[str, int] = {}
-        for fields in await self._link.commands([("HGETALL", key) for key in keys]):
-            for id_, size_bytes in _pairs(fields).items():
-                found[id_] = found.get(id_, 0) + int(size_bytes)
+        folders = self.counters.folders_key(origin, raw_bucket)
+        covered = cover(await self._link.command("ZRANGE", folders, 0, -1), wanted)
+        parts = [*covered.whole, *map(raw_text, packs)]
+        found = await self.counters.total([Counter(origin, raw_bucket, each) for each in parts])
         return Held({each.id: found.get(each.id, 0) for each in self._members.all()}, covered.exact)
 
     async def _nodes(self, key: bytes) -> dict[str, int]:
@@ -187,25 +183,26 @@ class Directory:
         me = self._members.me
         return ("HSET", key, me, entry) if entry else ("HDEL", key, me)
 
-    def counting(self, counter: Counter) -> list[tuple[Word, ...]]:
-        """The commands that make a counter say what is held."""
-        entry = self.count(counter)
-        commands = [self.writing(self.counter_key(counter), entry)]
-        if entry:
-            folders = self.folders_key(counter.origin, counter.bucket)
-            commands.append(("ZADD", folders, 0, counter.folder))
-        return commands
+    def counting(self, counters: Iterable[Counter]) -> list[tuple[Word, ...]]:
+        """The commands that make counters say what is held."""
+        commands: list[tuple[Word, ...]] = []
+        buckets: dict[tuple[str, bytes], None] = {}
+        for each in counters:
+            entry = self.count(each)
+            commands.append(self.writing(self.counters.key(each), entry))
+            if entry:
+                folders = self.counters.folders_key(each.origin, each.bucket)
+                commands.append(("ZADD", folders, 0, each.folder))
+                buckets[each.origin, each.bucket] = None
+        # Behind its folders: a bucket without any is struck (`reconcile.py`).
+        return commands + self.listing(buckets)
+
+    def listing(self, buckets: Iterable[tuple[str, bytes]]) -> list[tuple[Word, ...]]:
+        """The commands that make buckets known."""
+        return [("SADD", self.counters.buckets_key, entry_of(*each)) for each in buckets]
 
     def stretch_key(self, key: bytes) -> str:
         return self._link.key("dir", "v", stretch_name(key))
-
-    def counter_key(self, counter: Counter) -> str:
-        return self._link.key(
-            "dir", "b", counter.origin, counter.bucket.decode("utf-8", "replace"), _name(counter)
-        )
-
-    def folders_key(self, origin: str, bucket: bytes) -> str:
-        return self._link.key("dir", "f", origin, bucket.decode("utf-8", "replace"))
 
     @property
     def told(self) -> bool:
@@ -254,8 +251,7 @@ class Directory:
                 ("GET", token),
                 *(self.writing(self.stretch_key(key), self.entry(key)) for key in stretches),
             ]
-            for counter in counters:
-                commands += self.counting(counter)
+            commands += self.counting(counters)
             answers = await self._link.commands(commands)
             self._look_at(answers[1])
             if not self._holdings.changes:
@@ -268,11 +264,6 @@ class Directory:
             log.warning("directory lost: told anew")
         self._token = token
         self.on_behind()
-
-
-def _name(counter: Counter) -> str:
-    """A folder in the name of a key: names may hold any character."""
-    return urlsafe_b64encode(counter.folder).decode().rstrip("=")
 
 
 def _pairs(raw: object) -> dict[str, bytes]:

@@ -11,24 +11,15 @@ changes go on: those of keys that were passed are taken in, those of others wait
 from collections.abc import Callable, Sequence
 
 import msgspec
-from msgspec import Struct
 
 from gateway.cluster.chunk_sets import bit_of, stretch_key
-from gateway.cluster.datasets import FOLDERS_A_BUCKET, REST, folder_of
+from gateway.cluster.datasets import Counter, Folders
 from gateway.index.records import Name, Table, decode_chunk, decode_small
 
 # What waits to be told; beyond, the directory is compared with everything that is held instead.
 _MOST_UNTOLD = 20_000
 
 _TABLES = (Table.CHUNKS, Table.SMALL)
-
-
-class Counter(Struct, frozen=True):
-    """One counter of bytes: the keys of a folder of an origin's bucket."""
-
-    origin: str
-    bucket: bytes
-    folder: bytes
 
 
 class Holdings:
@@ -44,7 +35,7 @@ class Holdings:
         self.overflowed = False
         # Something went of which it could not be read what it was: only counting anew tells.
         self.doubtful = False
-        self._folders: dict[tuple[str, bytes], set[bytes]] = {}
+        self._folders = Folders()
         self._open = False
         # By table, the key up to which everything is counted; not there once all is.
         self._frontier: dict[Table, bytes] = {}
@@ -79,7 +70,7 @@ class Holdings:
         for counter in self.bytes:
             self._count(counter, 0)
         self.bytes = {}
-        self._folders = {}
+        self._folders = Folders()
 
     def changed(self, table: Table, key: bytes, before: bytes | None, now: bytes | None) -> None:
         """Takes in a change of the index."""
@@ -149,7 +140,7 @@ class Holdings:
                 return
             self.stretches[stretch] = bits | bit
             self._tell(stretch)
-        counter = self._counter(read[0])
+        counter = self._counter_of(read[0])
         self._count(counter, self.bytes.get(counter, 0) + read[1])
 
     def _remove(self, table: Table, key: bytes, raw: bytes) -> None:
@@ -168,17 +159,11 @@ class Holdings:
         if read is None:
             self.doubtful = True
             return
-        counter = self._counter(read[0])
+        counter = self._counter_of(read[0])
         self._count(counter, max(0, self.bytes.get(counter, 0) - read[1]))
 
-    def _counter(self, name: Name) -> Counter:
-        folder = folder_of(name.key)
-        known = self._folders.setdefault((name.origin, name.bucket), set())
-        if folder not in known:
-            if len(known) >= FOLDERS_A_BUCKET:
-                folder = REST
-            known.add(folder)
-        return Counter(name.origin, name.bucket, folder)
+    def _counter_of(self, name: Name) -> Counter:
+        return self._folders.counter(name.origin, name.bucket, name.key)
 
     def _count(self, counter: Counter, size_bytes: int) -> None:
         self.bytes[counter] = size_bytes

@@ -18,8 +18,10 @@ from collections.abc import Callable, Sequence
 import structlog
 
 from gateway.cluster.chunk_sets import stretch_named
+from gateway.cluster.counters import entry_of
+from gateway.cluster.datasets import Counter
 from gateway.cluster.directory import Directory
-from gateway.cluster.holdings import Counter, Holdings
+from gateway.cluster.holdings import Holdings
 from gateway.cluster.members import Members
 from gateway.cluster.rebuilding import Rebuilding
 from gateway.errors import CoordinatorUnavailable
@@ -57,9 +59,13 @@ end
 return {page[1], mine, others, redis.call('DBSIZE')}
 """)
 
-# Takes a folder out of its bucket's list where nobody has bytes under it.
+# Takes folders out of their bucket's list where nobody has bytes under them, and the bucket out of
+# the buckets where no folder is left.
 _TIDY = Script("""
-if redis.call('EXISTS', KEYS[2]) == 0 then return redis.call('ZREM', KEYS[1], ARGV[1]) end
+for at = 2, #ARGV do
+  if redis.call('EXISTS', KEYS[at + 1]) == 0 then redis.call('ZREM', KEYS[2], ARGV[at]) end
+end
+if redis.call('EXISTS', KEYS[2]) == 0 then redis.call('SREM', KEYS[1], ARGV[1]) end
 return 0
 """)
 
@@ -177,14 +183,14 @@ class Reconciliation:
 
     async def _tell_counters(self, counters: Sequence[Counter]) -> None:
         directory = self._directory
-        found = await self._fields([directory.counter_key(each) for each in counters])
-        repairs: list[tuple[Word, ...]] = []
-        wrong = 0
-        for counter, there in zip(counters, found, strict=True):
-            if (there or b"") != directory.count(counter):
-                wrong += 1
-                repairs += directory.counting(counter)
-        await self._repair(repairs, wrong)
+        found = await self._fields([directory.counters.key(each) for each in counters])
+        wrong = [
+            counter
+            for counter, there in zip(counters, found, strict=True)
+            if (there or b"") != directory.count(counter)
+        ]
+        buckets = {(each.origin, each.bucket): None for each in counters if directory.count(each)}
+        await self._repair([*directory.counting(wrong), *directory.listing(buckets)], len(wrong))
 
     async def _fields(self, names: Sequence[str]) -> list[bytes | None]:
         me = self._members.me
@@ -257,13 +263,18 @@ class Reconciliation:
         await self._repair(wrong, len(wrong))
 
     async def _tidy(self) -> None:
-        """Strikes folders of which nobody holds anything any more."""
-        buckets = {(each.origin, each.bucket) for each in self._holdings.bytes}
-        for origin, bucket in buckets:
-            folders = self._directory.folders_key(origin, bucket)
-            for folder in await self._link.command("ZRANGE", folders, 0, -1):
-                counter = self._directory.counter_key(Counter(origin, bucket, folder))
-                await self._link.script(_TIDY, [folders, counter], [folder])
+        """Strikes folders, and buckets, of which nobody holds anything any more."""
+        counters = self._directory.counters
+        for origin, bucket in await counters.buckets():
+            after, key = b"", counters.folders_key(origin, bucket)
+            while True:
+                some = await counters.folders(origin, bucket, after, _BATCH)
+                names = [counters.key(Counter(origin, bucket, folder)) for folder in some]
+                keys, words = [counters.buckets_key, key, *names], [entry_of(origin, bucket), *some]
+                await self._link.script(_TIDY, keys, words)
+                if len(some) < _BATCH:
+                    break
+                after = some[-1] + b"\0"
 
 
 def _counter(rest: str) -> Counter | None:

@@ -1,7 +1,7 @@
 """What brings bytes in before anybody asks: what a prefetch finds under a prefix, and its spans."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 
 import structlog
@@ -47,6 +47,14 @@ class Bringing(Listings):
             return ()
         await where.packs.discover(where.origin_bucket)
         return where.packs.roots(where.origin_bucket, prefix)
+
+    async def pack_prefixes(self, bucket: str, roots: Collection[str]) -> Mapping[str, str]:
+        """Which prefixes the packs are of that have their files in these folders; those that are
+        not known soon are missing. NoSuchBucket."""
+        where = self.bucket(bucket)
+        if where.packs is None or not roots:
+            return {}
+        return await where.packs.prefixes(where.origin_bucket, roots)
 
     async def page_of(
         self, bucket: str, prefix: str, after: str

@@ -91,6 +91,18 @@ class BucketTable:
             raise NoSuchBucket(fields={"BucketName": name})
         return self._bucket(name, self.default, self._unlisted)
 
+    def seen(self, origin: str, origin_bucket: str) -> tuple[Bucket, ...]:
+        """The buckets by which clients see that one of an origin."""
+        found = [
+            bucket
+            for bucket in self._listed.values()
+            if (bucket.origin.name, bucket.origin_bucket) == (origin, origin_bucket)
+        ]
+        default = self.default
+        if default is not None and default.name == origin and origin_bucket not in self._listed:
+            found.append(self._bucket(origin_bucket, default, self._unlisted))
+        return tuple(found)
+
     def behind(self, origin: str, origin_bucket: str) -> Bucket:
         """A bucket over that one of an origin, as peers name it. NoSuchBucket."""
         for bucket in self._listed.values():

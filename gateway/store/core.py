@@ -45,6 +45,10 @@ class Core:
         """The bucket clients call `name`. NoSuchBucket where no origin could serve it."""
         return self._buckets.resolve(name)
 
+    def buckets_over(self, origin: str, origin_bucket: str) -> tuple[Bucket, ...]:
+        """The buckets by which clients see that one of an origin."""
+        return self._buckets.seen(origin, origin_bucket)
+
     def fills(self) -> list[tuple[Span, int]]:
         """The spans on their way in, with the bytes each has."""
         return self._filler.under_way()

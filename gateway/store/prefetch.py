@@ -108,9 +108,11 @@ class Prefetcher:
         self._news.set()
         return id_
 
-    async def all(self) -> list[Progress]:
-        """Those that run, and those that have ended within the hour. TierUnavailable."""
-        return await self._jobs.all()
+    async def all(self, job: str | None = None) -> list[Progress]:
+        """Those that run, and those that have ended within the hour; `job`: of those, what that job
+        of the scheduler's is for. TierUnavailable."""
+        found = await self._jobs.all()
+        return found if job is None else [each for each in found if each.spec.job == job]
 
     async def get(self, id_: str) -> Progress | None:
         """How far a job is; None where it is not known. TierUnavailable."""

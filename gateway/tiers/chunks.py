@@ -119,9 +119,10 @@ class ChunkStore:
             if isinstance(victim.item, bytes)
         ]
         gone = await asyncio.gather(*going)
-        self._metrics.evicted_bytes.inc(
-            sum(victim.size_bytes for victim, done in zip(victims, gone, strict=True) if done)
-        )
+        if self.room is not None:
+            self.room.evicted(
+                sum(victim.size_bytes for victim, done in zip(victims, gone, strict=True) if done)
+            )
         if not all(gone):
             raise TierUnavailable("what was evicted could not be removed from the disk")
 

@@ -16,14 +16,11 @@ import lmdb
 import structlog
 from msgspec import Struct
 
+from gateway.cluster.datasets import Counter
 from gateway.config import CacheConfig, ConfigError
 from gateway.errors import FeedrackError, TierFull, TierUnavailable
 from gateway.index.held import HeldIndex, IndexLost, translated
-from gateway.index.records import (
-    Table,
-    chunk_span,
-    small_span,
-)
+from gateway.index.records import Table, chunk_span, small_span
 from gateway.model.objects import ObjectInfo, ObjectRef, Span
 from gateway.telemetry.metrics import Metrics
 from gateway.tiers.folder import Folder
@@ -48,7 +45,8 @@ log = structlog.get_logger()
 
 
 class DiskUsage(Struct, frozen=True, kw_only=True):
-    """What the cache holds now. `degraded`: why nothing is taken in, None while all is well."""
+    """What the cache holds now. `degraded`: why nothing is taken in, None while all is well.
+    `evicted_bytes`: what has gone to make room since the tier was built."""
 
     bytes: int
     capacity_bytes: int
@@ -56,6 +54,7 @@ class DiskUsage(Struct, frozen=True, kw_only=True):
     shards: int
     objects: int
     degraded: Reason | None
+    evicted_bytes: int
 
 
 class HoldingObserver(Protocol):
@@ -107,6 +106,8 @@ class DiskTier:
         self._look_now = asyncio.Event()
         self._lost: str | None = None
         self._beside_bytes = 0
+        # By folders that are not open any more.
+        self._evicted_before_bytes = 0
 
     @property
     def name(self) -> TierName:
@@ -241,6 +242,8 @@ class DiskTier:
             shards=holding.small.shards if holding else 0,
             objects=holding.index.entries(Table.OBJECTS) if holding else 0,
             degraded=self._health.reason,
+            evicted_bytes=self._evicted_before_bytes
+            + (holding.room.evicted_bytes if holding else 0),
         )
 
     async def held_bytes(self, origin: str, bucket: str, prefix: str) -> int:
@@ -249,6 +252,12 @@ class DiskTier:
         if holding is None:
             return 0
         return await holding.held_bytes(origin, bucket, prefix)
+
+    async def held_by_folder(self) -> dict[Counter, int]:
+        """Object bytes held by the folder their keys are counted under, packs' files under their
+        packs; reads the whole index, in a thread."""
+        holding = self._holding
+        return {} if holding is None else await holding.held_by_folder()
 
     async def held(self, limit: int) -> AsyncIterator[list[Span]]:
         """Everything that is held, `limit` at a time; what comes and goes meanwhile may be among it
@@ -366,6 +375,7 @@ class DiskTier:
         holding, self._holding, self._heads = self._holding, None, None
         if holding is None:
             return
+        self._evicted_before_bytes += holding.room.evicted_bytes
         whole = await holding.close()
         if not whole:
             await self._threads.write(holding.folder.distrust)

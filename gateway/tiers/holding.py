@@ -10,6 +10,7 @@ from collections.abc import Callable
 import msgspec
 import structlog
 
+from gateway.cluster.datasets import Counter, Folders
 from gateway.config import CacheConfig
 from gateway.errors import TierFull, TierUnavailable
 from gateway.index.held import HeldIndex, IndexLost
@@ -180,6 +181,26 @@ class Holding:
         await self.index.scan(Table.CHUNKS, lambda _, raw: visit(decode_chunk, raw))
         await self.index.scan(Table.SMALL, lambda _, raw: visit(decode_small, raw))
         return total
+
+    async def held_by_folder(self) -> dict[Counter, int]:
+        """Bytes held by folder, packs' files among them; reads the whole index, in a thread."""
+        await self.small.log.flush()
+        await self.index.flush()
+        folders = Folders()
+        found: dict[Counter, int] = {}
+
+        def visit(decode: Callable[[bytes], ChunkRecord | SmallRecord], raw: bytes) -> None:
+            try:
+                record = decode(raw)
+            except msgspec.MsgspecError:
+                return
+            name = record.name
+            counter = folders.counter(name.origin, name.bucket, name.key)
+            found[counter] = found.get(counter, 0) + record.size_bytes
+
+        await self.index.scan(Table.CHUNKS, lambda _, raw: visit(decode_chunk, raw))
+        await self.index.scan(Table.SMALL, lambda _, raw: visit(decode_small, raw))
+        return found
 
     async def close(self) -> bool:
         """Writes what waits and closes everything but the folder; whether all was written."""

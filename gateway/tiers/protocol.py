@@ -1,6 +1,6 @@
 """What a tier and an origin promise. The store knows nothing else of either."""
 
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from typing import Literal, Protocol
 
 from msgspec import Struct, field
@@ -180,6 +180,11 @@ class Packs(Protocol):
     def roots(self, bucket: str, prefix: str) -> tuple[str, ...] | None:
         """The folders of the packs that lie under a prefix altogether, as far as is known; None
         where the prefix is but a part of a pack."""
+        ...
+
+    async def prefixes(self, bucket: str, roots: Collection[str]) -> Mapping[str, str]:
+        """Which prefixes the packs are of that have their files in these folders, those that are
+        known or come to be known soon; no index is brought in for it."""
         ...
 
     async def confirm(self, bucket: str, prefix: str, freshness_seconds: float | None) -> None:

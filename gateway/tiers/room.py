@@ -27,8 +27,8 @@ def on_disk(size_bytes: int) -> int:
 
 
 class Room:
-    """The one ledger. `headroom_bytes` are left for moving what is worth keeping out of a shard
-    before the shard's own bytes are free."""
+    """The one ledger; `evicted_bytes` only grows. `headroom_bytes` are left for moving what is
+    worth keeping out of a shard before the shard's own bytes are free."""
 
     def __init__(
         self,
@@ -43,6 +43,7 @@ class Room:
     ) -> None:
         self.capacity_bytes = capacity_bytes
         self.used_bytes = 0
+        self.evicted_bytes = 0
         self._limit_bytes = capacity_bytes - headroom_bytes
         self._policy = policy
         self._metrics = metrics
@@ -85,6 +86,11 @@ class Room:
         """Gives back what is gone from the disk, or was reserved and not used."""
         self.used_bytes -= size_bytes
         self._metrics.cache_bytes.set(self.used_bytes)
+
+    def evicted(self, size_bytes: int) -> None:
+        """Counts what had to go to make room."""
+        self.evicted_bytes += size_bytes
+        self._metrics.evicted_bytes.inc(size_bytes)
 
     async def shrink(self) -> None:
         """Evicts until what is there fits: after a restart with a smaller capacity."""

@@ -145,7 +145,8 @@ class SmallStore:
             raise TierUnavailable(f"an evicted shard cannot be removed: {error}") from error
         self._files.drop(shard, lambda: self._release(size_bytes))
         self._regions.forget(shard)
-        self._metrics.evicted_bytes.inc(size_bytes)
+        if self._room is not None:
+            self._room.evicted(size_bytes)
 
     def spend(self, shard: int) -> None:
         """The shard paid with a read for staying: so do its objects."""

@@ -158,6 +158,26 @@ def test_one_node_without_a_cluster_prefetches_by_itself(single: GatewayProcess)
     assert made.ask("n1", "DELETE", f"/v1/prefetch/{document['id']}")[0] == 409
 
 
+def test_what_a_job_is_to_have_is_asked_by_its_name(single: GatewayProcess) -> None:
+    made = _alone(single)
+    (single.folder / "origin" / "bucket").mkdir()
+    asked = [
+        made.ask("n1", "POST", "/v1/prefetch", {"dataset": "s3://bucket/", "job": job})[1]["id"]
+        for job in ("4711", "4711", "47", "")
+    ]
+
+    def of(query: str) -> set[str]:
+        status, answer = made.ask("n1", "GET", f"/v1/prefetch{query}")
+        assert status == 200
+        return {each["id"] for each in answer["prefetches"]}
+
+    assert of("") == set(asked)
+    assert of("?job=4711") == set(asked[:2])
+    assert of("?job=47") == {asked[2]}
+    assert of("?job=") == {asked[3]}
+    assert of("?job=471") == of("?job=%FF%00") == set()
+
+
 @pytest.mark.parametrize(
     ("document", "status"),
     [

@@ -78,6 +78,7 @@ async def test_a_hundred_writers_never_take_more_than_the_capacity(tmp_path: Pat
         assert CAPACITY_BYTES // 4 < watch.most_bytes <= CAPACITY_BYTES
         assert sum(kept for kept, _ in outcomes) > 300
         assert sample(metrics, "feedrack_evicted_bytes_total") > CAPACITY_BYTES
+        assert sample(metrics, "feedrack_evicted_bytes_total") == tier.usage().evicted_bytes
         assert sample(metrics, "feedrack_cache_bytes") == tier.usage().bytes
         await until(lambda: tier.usage().bytes >= on_disk_bytes(tmp_path))
 

@@ -1,6 +1,6 @@
 """The packs of an origin's buckets, one table for all that reads, writes and lists through them."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection, Mapping
 
 from gateway.model.objects import ObjectRef
 from gateway.model.reserved import PACKS
@@ -8,6 +8,7 @@ from gateway.tiers.packed.appetite import Appetite
 from gateway.tiers.packed.elsewhere import Elsewhere
 from gateway.tiers.packed.files import IndexFiles
 from gateway.tiers.packed.known import BucketPacks, Pack
+from gateway.tiers.packed.places import Places
 from gateway.tiers.packed.view import PackedObject
 from gateway.tiers.passing import Passing
 from gateway.tiers.past_packs import PastPacks
@@ -38,6 +39,7 @@ class PacksHolder(Passing):
         self._settled = settled
         self._appetite = Appetite(limit_bytes)
         self._buckets: dict[str, BucketPacks] = {}
+        self._places = Places(origin, now)
         self.elsewhere = Elsewhere()
         self._past_packs = PastPacks(origin, on_put=self.noticed)
 
@@ -56,6 +58,7 @@ class PacksHolder(Passing):
     async def close(self) -> None:
         for packs in self._buckets.values():
             await packs.close()
+        await self._places.close()
         await self._origin.close()
 
     def noticed(self, bucket: str, key: str) -> None:
@@ -87,6 +90,13 @@ class PacksHolder(Passing):
     def unsure(self, bucket: str, pack: Pack) -> bool:
         """Whether other nodes may have written under the pack since it was last looked at."""
         return pack.doubted or self.elsewhere.under(bucket, pack.prefix)
+
+    async def prefixes(self, bucket: str, roots: Collection[str]) -> Mapping[str, str]:
+        """As `Packs`."""
+        packs = self._buckets.get(bucket)
+        known = packs.under("") if packs is not None else ()
+        found = {pack.place.root: pack.prefix for pack in known if pack.place.root in roots}
+        return found | await self._places.prefixes(bucket, set(roots) - set(found))
 
     def _known(self, bucket: str, key: str) -> Pack | None:
         packs = self._buckets.get(bucket)

@@ -1,0 +1,173 @@
+"""`feedrack-affinity run`: four loops that share little, so that none waits for another's trouble.
+
+* rankings: gateways and Slurm in, files out, every `ranking.refresh_seconds`;
+* the queue: what jobs there are, and which of them are to be bound or let go, every
+  `slurm.poll_seconds`, or less often where Slurm takes long to say;
+* warming: after each look at the queue, what is to be brought in;
+* requests: jobs that have just been given their nodes, from the controller's prolog.
+
+Whatever fails is tried again at its next turn, and said once.
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Sequence
+
+import structlog
+
+from scheduler_plugin.config import Config, read_token
+from scheduler_plugin.folders import FolderUnsafe, prepare, take_requests
+from scheduler_plugin.gateways import Gateways, GatewaysUnavailable
+from scheduler_plugin.guard import Guard, GuardMissing
+from scheduler_plugin.hints import hint_of
+from scheduler_plugin.holding import Bind, Relax, Step, Unprefer, decide
+from scheduler_plugin.ranker import Ranker
+from scheduler_plugin.remembered import Remembered
+from scheduler_plugin.slurm.commands import SlurmCommands
+from scheduler_plugin.slurm.model import Host, Job, Slurm, SlurmUnavailable
+from scheduler_plugin.stager import Stager
+from scheduler_plugin.warmer import Warmer
+
+# A look at the queue may take this part of the time.
+_BUSY_RATIO = 10
+# A request is seen this soon. A job takes longer to come to its first read.
+_REQUESTS_SECONDS = 0.05
+
+_TROUBLE = (GatewaysUnavailable, SlurmUnavailable, FolderUnsafe, GuardMissing, OSError)
+
+log = structlog.get_logger()
+
+
+async def run(config: Config) -> None:
+    """Runs until it is cancelled. ConfigError, FolderUnsafe or OSError where it cannot begin."""
+    token = read_token(config.gateways)
+    folders = config.folders
+    for folder in (folders.rankings, folders.requests, folders.staged, folders.state):
+        prepare(folder)
+    slurm = SlurmCommands(
+        config.slurm.commands_folder, timeout_seconds=config.slurm.timeout_seconds
+    )
+    gateways = Gateways(
+        config.gateways.admin_urls, token, timeout_seconds=config.gateways.timeout_seconds
+    )
+    async with gateways:
+        await Daemon(config, slurm, gateways).run()
+
+
+class Daemon:
+    """The loops, over Slurm and the gateways."""
+
+    def __init__(self, config: Config, slurm: Slurm, gateways: Gateways) -> None:
+        self._config = config
+        self._slurm = slurm
+        self._remembered = Remembered(
+            config.folders.state / "seen.json", seconds=86_400 * config.ranking.remember_days
+        )
+        self._ranker = Ranker(config, slurm, gateways, self._remembered)
+        self._warmer = Warmer(
+            config.warming,
+            gateways,
+            rack_of=self._ranker.rack_of,
+            readers=self._ranker.readers,
+        )
+        self._stager = Stager(
+            config.folders.staged,
+            gateways,
+            self._warmer,
+            rack_of=self._ranker.rack_of,
+            racks=self._ranker.racks,
+        )
+        self._guard = Guard(config.folders.state / "guard.lock", config.slurm.commands_folder)
+        self._jobs: Sequence[Job] = ()
+        self._news = asyncio.Event()
+        self._warming = asyncio.Lock()
+        self._failing: set[str] = set()
+        # Said once each, for as long as they are wanted.
+        self._refused: set[Step] = set()
+
+    async def run(self) -> None:
+        self._remembered.load()
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._rank_on())
+            tasks.create_task(self._look_on())
+            tasks.create_task(self._warm_on())
+            tasks.create_task(self._listen_on())
+
+    async def _rank_on(self) -> None:
+        while True:
+            await self._try("ranking", self._ranker.refresh)
+            await asyncio.sleep(self._config.ranking.refresh_seconds)
+
+    async def _look_on(self) -> None:
+        while True:
+            began = time.monotonic()
+            await self._try("queue", self._look)
+            took = time.monotonic() - began
+            await asyncio.sleep(max(self._config.slurm.poll_seconds, _BUSY_RATIO * took))
+
+    async def _look(self) -> None:
+        self._jobs = await self._slurm.jobs()
+        hints = [hint for job in self._jobs if (hint := hint_of(job)) is not None]
+        self._remembered.see((hint.datasets for hint in hints), time.time())
+        self._news.set()
+        hosts: Sequence[Host] | None = None
+        if any(hint.wait for hint in hints):
+            hosts = await self._slurm.hosts()
+        steps = list(decide(self._jobs, time.time(), hosts=hosts))
+        self._refused &= set(steps)
+        for step in steps:
+            await self._take(step)
+
+    async def _take(self, step: Step) -> None:
+        """That one job cannot be changed, since it just starts, is not the others' affair."""
+        try:
+            match step:
+                case Bind():
+                    await self._guard.ensure()
+                    await self._slurm.hold(step.job_id, step.features, start=step.start)
+                case Relax():
+                    await self._slurm.relax(step.job_id, step.features, release=step.release)
+                case Unprefer():
+                    await self._slurm.unprefer(step.job_id)
+        except SlurmUnavailable as error:
+            if step not in self._refused:
+                log.warning("job not changed", step=str(step), reason=str(error))
+            self._refused.add(step)
+            return
+        log.info("job changed", step=str(step))
+
+    async def _warm_on(self) -> None:
+        while True:
+            await self._news.wait()
+            self._news.clear()
+            await self._try("warming", self._warm)
+
+    async def _warm(self) -> None:
+        async with self._warming:
+            await self._warmer.look(self._jobs)
+            await self._stager.look(self._jobs)
+
+    async def _listen_on(self) -> None:
+        while True:
+            await self._try("requests", self._listen)
+            await asyncio.sleep(_REQUESTS_SECONDS)
+
+    async def _listen(self) -> None:
+        ids = list(take_requests(self._config.folders.requests))
+        if not ids:
+            return
+        jobs = await self._slurm.jobs(ids)
+        async with self._warming:
+            await self._warmer.look(jobs, whole=False)
+
+    async def _try(self, what: str, step: Callable[[], Awaitable[object]]) -> None:
+        try:
+            await step()
+        except _TROUBLE as error:
+            if what not in self._failing:
+                log.warning(f"{what} failed", reason=str(error))
+            self._failing.add(what)
+            return
+        if what in self._failing:
+            log.info(f"{what} works again")
+            self._failing.discard(what)

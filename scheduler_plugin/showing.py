@@ -1,0 +1,105 @@
+"""`feedrack-affinity rank`: where a dataset's jobs would be sent now, and why."""
+
+import sys
+from collections.abc import Mapping
+
+from msgspec import Struct
+from msgspec.structs import replace
+from rich.console import Console
+from rich.filesize import decimal
+from rich.table import Table
+
+from scheduler_plugin.config import Config, read_token
+from scheduler_plugin.dataset import Dataset
+from scheduler_plugin.gateways import Gateways
+from scheduler_plugin.knowledge import Holding, holding_of
+from scheduler_plugin.ranker import Facts, Ranker
+from scheduler_plugin.ranking import Held, Ranking
+from scheduler_plugin.remembered import Remembered
+from scheduler_plugin.slurm.commands import SlurmCommands
+
+
+class Shown(Struct, frozen=True):
+    """The answer, as it is printed and as JSON has it."""
+
+    dataset: str
+    held: list[Held]
+    places: Mapping[str, list[dict[str, object]]]
+    readers: list[str]
+    common_feature: str
+
+
+async def ask(config: Config, dataset: Dataset) -> Shown:
+    """Asks the gateways and Slurm now. ConfigError, GatewaysUnavailable, SlurmUnavailable."""
+    slurm = SlurmCommands(
+        config.slurm.commands_folder, timeout_seconds=config.slurm.timeout_seconds
+    )
+    token, urls = read_token(config.gateways), config.gateways.admin_urls
+    nothing = Remembered(config.folders.state / "seen.json", seconds=0.0)
+    async with Gateways(urls, token, timeout_seconds=config.gateways.timeout_seconds) as gateways:
+        ranker = Ranker(config, slurm, gateways, nothing)
+        facts = await ranker.gather()
+        if dataset not in facts.holdings:
+            counted = await ranker.ask_for(dataset)
+            if counted is not None:
+                facts = _with(facts, dataset, holding_of(counted))
+        return _shown(ranker, facts, dataset)
+
+
+def _with(facts: Facts, dataset: Dataset, holding: Holding) -> Facts:
+    holdings = {**facts.holdings, dataset: holding}
+    return replace(facts, holdings=holdings)
+
+
+def _shown(ranker: Ranker, facts: Facts, dataset: Dataset) -> Shown:
+    ranking: Ranking = ranker.rank(facts, dataset)
+    holding = facts.holdings.get(dataset)
+    return Shown(
+        dataset.text,
+        sorted(ranker.held(facts, dataset), key=lambda each: (-each.size_bytes, each.host)),
+        {
+            partition: [
+                {
+                    "feature": each.feature,
+                    "kind": "rack" if each.rack is None else "node",
+                    "hosts": each.hosts,
+                    "saved_bytes": int(each.saved_bytes),
+                }
+                for each in places
+            ]
+            for partition, places in ranking.places.items()
+        },
+        sorted(holding.readers) if holding is not None else [],
+        facts.rules.common_feature,
+    )
+
+
+def render(shown: Shown, console: Console | None = None) -> None:
+    """Prints the tables."""
+    console = console or Console(file=sys.stdout)
+    if not shown.held:
+        console.print(f"{shown.dataset}: nobody holds anything of it; jobs go where Slurm likes.")
+        return
+    held = Table("node", "rack", "holds", title=shown.dataset)
+    for each in shown.held:
+        held.add_row(each.host, each.rack, decimal(each.size_bytes))
+    console.print(held)
+    for partition, places in shown.places.items():
+        title = "all partitions" if partition == "*" else f"partition {partition}"
+        table = Table("", "place", "usable nodes", "saves a job", title=title)
+        for number, place in enumerate(places, 1):
+            saved = place["saved_bytes"]
+            table.add_row(
+                str(number),
+                f"{place['kind']} {place['feature']}",
+                str(place["hosts"]),
+                decimal(saved if isinstance(saved, int) else 0),
+            )
+        console.print(table)
+    console.print(
+        "A byte on the job's own node counts whole, one elsewhere in its rack 0.7; what is busy "
+        "counts up to a fifth less. What the daemon has seen being evicted is not in these figures."
+    )
+    if not shown.common_feature:
+        console.print("Not all of Slurm's nodes share a feature: jobs of several nodes pass as is.")
+    console.print(f"Tenants that may read all of it: {', '.join(shown.readers) or 'none'}")

@@ -1,0 +1,397 @@
+-- feedrack 1: prefers the nodes and racks that hold a job's dataset. See docs/slurm.md.
+--
+-- This runs inside the controller, under its locks. So it opens one small local file, once, and does
+-- nothing else; and whatever is wrong, with the file, the job or this script, leaves the job as it
+-- was submitted. Written by `feedrack-affinity install`; a site's own script can call it (see there).
+
+local RANKINGS = "@RANKINGS@"
+local MOST_WAIT_MINUTES = tonumber("@MOST_WAIT_MINUTES@")
+
+-- Slurm refuses more than 1,024 characters, and more than 64 alternatives end the controller.
+local MOST_PLACES, MOST_CHARACTERS = 16, 512
+local MOST_FILE_BYTES, MOST_SCRIPT_BYTES = 16384, 16384
+local MOST_HINT_BYTES, MOST_NAME_BYTES, MOST_DATASETS = 1000, 200, 8
+-- A ranking that claims to be good for longer was written by a clock that is wrong.
+local MOST_VALID_SECONDS = 3600
+-- Numbers from here on are Slurm's words for "not said"; of CPUs a task, which are 16 bits, the
+-- second.
+local NOT_SAID, NOT_SAID_SHORT = 4294967290, 65530
+local OPTION = "^_SLURM_SPANK_OPTION_feedrack_([a-z_-]+)=(.*)$"
+
+local ESCAPED = {}
+for byte = 0, 255 do
+   ESCAPED[string.char(byte)] = string.format("%%%02X", byte)
+end
+
+local function given(text)
+   return text ~= nil and text ~= ""
+end
+
+local function number(value)
+   if type(value) == "number" and value > 0 and value < NOT_SAID then
+      return value
+   end
+   return nil
+end
+
+-- The hint and the minutes to wait, as the option, the comment or the script's line gives them.
+local function find_hint(job)
+   local dataset, wait
+   for _, entry in pairs(job.spank_job_env or {}) do
+      local name, value = string.match(entry, OPTION)
+      if name == "dataset" then
+         dataset = value
+      elseif name == "dataset_wait" or name == "dataset-wait" then
+         wait = value
+      end
+   end
+   if given(dataset) then
+      return dataset, wait
+   end
+   if given(job.comment) then
+      local comment = " " .. job.comment
+      dataset = string.match(comment, "[%s;]dataset=([^%s;]+)")
+      if dataset then
+         return dataset, wait or string.match(comment, "[%s;]dataset%-wait=([^%s;]+)")
+      end
+   end
+   if given(job.script) then
+      local script = string.sub(job.script, 1, MOST_SCRIPT_BYTES)
+      dataset = string.match(script, "\n#DATASET[ \t]+(%S+)")
+      if dataset then
+         return dataset, wait or string.match(script, "\n#DATASET%-WAIT[ \t]+(%S+)")
+      end
+   end
+   return nil
+end
+
+-- A name as it is written everywhere: without slashes at its end. Nil where it can be no dataset.
+local function canonical(name)
+   local bucket, rest = string.match(name, "^s3://([a-z0-9][a-z0-9.-]*)(.*)$")
+   if not bucket or #bucket < 3 or #bucket > 63 or string.find(bucket, "[.-]$") then
+      return nil
+   end
+   if rest ~= "" and string.byte(rest) ~= 47 then
+      return nil
+   end
+   local last = #rest
+   while last > 0 and string.byte(rest, last) == 47 do
+      last = last - 1
+   end
+   return "s3://" .. bucket .. string.sub(rest, 1, last)
+end
+
+-- The datasets of a hint, each once, in their order; nil where one of them can be none.
+local function read_hint(hint)
+   if #hint > MOST_HINT_BYTES or string.find(hint, "[\1-\32\127\"'\\]") then
+      return nil
+   end
+   local found, seen = {}, {}
+   for name in string.gmatch(hint .. ",", "([^,]*),") do
+      local dataset = canonical(name)
+      if not dataset then
+         return nil
+      end
+      if not seen[dataset] then
+         seen[dataset] = true
+         found[#found + 1] = dataset
+      end
+   end
+   if #found > MOST_DATASETS then
+      return nil
+   end
+   return found
+end
+
+local function file_name(dataset)
+   local name = string.gsub(string.sub(dataset, 6), "[^A-Za-z0-9._-]", ESCAPED)
+   if string.byte(name) == 46 then
+      name = "%2E" .. string.sub(name, 2)
+   end
+   if #name > MOST_NAME_BYTES then
+      return nil
+   end
+   return name
+end
+
+-- Users learn no more of it than of one that is not there: whose it is cannot be known.
+local function malformed(name)
+   slurm.log_error("feedrack: malformed ranking %s", name)
+   return nil, "no-ranking"
+end
+
+-- The whole ranking of a dataset; nil and why not.
+local function read_ranking(dataset)
+   local name = file_name(dataset)
+   if not name then
+      return nil, "name-too-long"
+   end
+   -- For writing too, though nothing is written: a pipe that stood there would else be waited for.
+   local file = io.open(RANKINGS .. "/" .. name, "r+")
+   if not file then
+      return nil, "no-ranking"
+   end
+   local size = file:seek("end")
+   local text
+   if size and size <= MOST_FILE_BYTES then
+      file:seek("set")
+      text = file:read(MOST_FILE_BYTES)
+   end
+   file:close()
+   if not text or string.sub(text, -5) ~= "\nend\n" then
+      return malformed(name)
+   end
+   return text
+end
+
+-- Whether whoever submits is among those the ranking is for.
+local function allowed(users, groups, job)
+   if users == "*" or job.user_id == 0 then
+      return true
+   end
+   local user = string.format(" %d ", job.user_id)
+   local group = string.format(" %d ", job.group_id)
+   return string.find(" " .. users .. " ", user, 1, true) ~= nil
+      or string.find(" " .. groups .. " ", group, 1, true) ~= nil
+end
+
+local WHO = "users ([^\n]*)\ngroups ?([^\n]*)\n()"
+
+-- The part of a ranking that speaks for these datasets together, else for the first alone.
+local function part_for(text, datasets, job)
+   local users, groups, from = string.match(text, "^[^\n]*\n[^\n]*\n" .. WHO)
+   if not users then
+      return malformed(datasets[1])
+   end
+   if not allowed(users, groups, job) then
+      -- The same word as for a file that is not there: nobody is told of what others have.
+      return nil, "no-ranking"
+   end
+   if #datasets > 1 then
+      local others = {}
+      for place = 2, #datasets do
+         others[place - 1] = datasets[place]
+      end
+      local _, found = string.find(text, "\nwith " .. table.concat(others, ",") .. "\n", 1, true)
+      if found then
+         local who, which, start = string.match(text, "^" .. WHO, found + 1)
+         if who and allowed(who, which, job) then
+            from = start
+         end
+      end
+   end
+   local stop = string.find(text, "\nwith ", from - 1, true) or #text
+   return string.sub(text, from - 1, stop)
+end
+
+-- How many nodes the job may take, on nodes of so many CPUs. Of a range the most: a preference that
+-- holds less would make the job smaller.
+local function nodes_needed(job, cpus)
+   local nodes = math.max(number(job.min_nodes) or 1, number(job.max_nodes) or 1)
+   local tasks = number(job.num_tasks)
+   if tasks and cpus > 0 then
+      local each = number(job.cpus_per_task)
+      if not each or each >= NOT_SAID_SHORT then
+         each = 1
+      end
+      nodes = math.max(nodes, math.ceil(tasks * each / cpus))
+   end
+   return nodes
+end
+
+-- The places of the job's partition that can hold the whole job, the best first, and whether that
+-- takes several nodes on a strict release; nil and why not.
+--
+-- `strict` is for releases that hold a job for ever once they find no place that could ever hold all
+-- of it (24.11 to 26.05 at least), and count wrong when they look: nodes of earlier places that are
+-- busy are missing in later ones, a feature of all nodes among them. So there, where a job takes
+-- several nodes, as many must be in no place at all.
+local function places_for(part, job, default, strict)
+   local partition = job.partition
+   if not given(partition) then
+      partition = default
+   elseif string.find(partition, ",", 1, true) then
+      partition = "*"
+   end
+   local places = {}
+   local _, from = string.find(part, "\n[" .. partition .. "] ", 1, true)
+   local size = from and tonumber(string.match(part, "^%d+", from + 1))
+   if not size then
+      return places
+   end
+   local section = string.sub(part, from + 1, string.find(part, "\n[", from, true) or #part)
+   local used, careful = 0, false
+   for feature, hosts, cpus in string.gmatch(section, "([A-Za-z0-9_.-]+) (%d+) (%d+) [^ \n]+\n") do
+      local needed = nodes_needed(job, tonumber(cpus))
+      hosts = tonumber(hosts)
+      local fits = hosts >= needed
+      if strict and needed > 1 then
+         if given(job.features) or given(job.exc_nodes) then
+            return nil, "several-nodes-of-some"
+         elseif strict == "!" then
+            return nil, "no-common-feature"
+         end
+         fits = fits and size - used - hosts >= needed
+         careful = true
+      end
+      if fits and #places < MOST_PLACES - 1 then
+         places[#places + 1] = feature
+         used = used + hosts
+      end
+   end
+   return places, careful
+end
+
+-- The places as one expression, with the user's own constraint in front and `last` at the end; nil
+-- where not even one place has room.
+local function expression(places, constraint, last)
+   local front = given(constraint) and constraint .. "&" or ""
+   local length, count = #front + 2 + #last, 0
+   for _, feature in ipairs(places) do
+      if length + #feature + 1 > MOST_CHARACTERS then
+         break
+      end
+      length, count = length + #feature + 1, count + 1
+   end
+   if count == 0 then
+      return nil
+   end
+   local inside = table.concat(places, "|", 1, count)
+   if last ~= "" and places[count] ~= last then
+      return front .. "[" .. inside .. "|" .. last .. "]"
+   elseif count == 1 then
+      return front .. inside
+   end
+   return front .. "[" .. inside .. "]"
+end
+
+-- Why the job is none of our business, whatever its dataset.
+local function reason_to_pass(job)
+   if given(job.req_nodes) then
+      return "own-nodes"
+   elseif given(job.prefer) then
+      return "own-preference"
+   elseif given(job.features) and string.find(job.features, "[^A-Za-z0-9_.:=&-]") then
+      return "complex-constraint"
+   end
+   return nil
+end
+
+-- What is to be preferred, and what is to be waited for; nil and why not. Where a job waits for its
+-- places, what it prefers must be those and no others, since a preference goes before a constraint;
+-- and where it takes several nodes on a strict release it waits for one place, and prefers none.
+local function decide(job, datasets, waits)
+   local why = reason_to_pass(job)
+   if why then
+      return nil, why
+   end
+   local text, missing = read_ranking(datasets[1])
+   if not text then
+      return nil, missing
+   end
+   local expires, arrays, default, common, dataset =
+      string.match(text, "^feedrack%-ranking 1 (%d+) (%l+) (%S+) (%S+)\ndataset ([^\n]*)\n")
+   if dataset ~= datasets[1] then
+      return malformed(datasets[1])
+   end
+   local part, denied = part_for(text, datasets, job)
+   if not part then
+      return nil, denied
+   end
+   local left = tonumber(expires) - os.time()
+   if left < 0 or left > MOST_VALID_SECONDS then
+      return nil, "stale-ranking"
+   end
+   if given(job.array_inx) and arrays ~= "yes" then
+      return nil, "array-on-this-release"
+   end
+   local places, careful = places_for(part, job, default, common ~= "-" and common)
+   if not places then
+      return nil, careful
+   end
+   local last = string.match(common, "^[A-Za-z0-9_.-]+$")
+   if not last or last == "-" then
+      last = ""
+   end
+   local preferred = expression(places, job.features, last)
+   if not preferred then
+      return nil, "no-place"
+   end
+   if not waits then
+      return preferred
+   elseif careful then
+      return "", expression({ places[1] }, job.features, "")
+   end
+   local waited = expression(places, job.features, "")
+   return waited, waited
+end
+
+-- The minutes that the job asks to wait, nil where it does not.
+local function minutes_of(text)
+   local minutes = text and string.match(text, "^%d+$") and tonumber(text)
+   if minutes and minutes > 0 then
+      return math.min(minutes, MOST_WAIT_MINUTES)
+   end
+   return nil
+end
+
+local function value(text)
+   return (string.gsub(text, "[^A-Za-z0-9._/:,%[%]|&*@+-]", ESCAPED))
+end
+
+local function place(job)
+   local hint, minutes = find_hint(job)
+   if not hint then
+      return
+   end
+   local said = { given(job.admin_comment) and job.admin_comment .. " feedrack" or "feedrack" }
+   local function say(name, text)
+      said[#said + 1] = name .. "=" .. text
+   end
+   local datasets = read_hint(hint)
+   if not datasets then
+      job.admin_comment = said[1] .. " did=nothing why=bad-hint"
+      return
+   end
+   local wait = minutes_of(minutes)
+   local preferred, places = decide(job, datasets, wait)
+   local bound
+   if preferred then
+      say("did", "preferred")
+      say("prefer", value(preferred))
+      if wait then
+         local begin = math.max(number(job.begin_time) or 0, os.time())
+         bound = begin + 60 * wait
+         say("begin", string.format("%d", begin))
+         say("wait", string.format("%d", bound))
+         say("places", value(places))
+         say("constraint", value(given(job.features) and job.features or ""))
+      end
+   else
+      say("did", "nothing")
+      say("why", places)
+   end
+   say("dataset", value(table.concat(datasets, ",")))
+   if given(preferred) then
+      job.prefer = preferred
+   end
+   if bound then
+      -- Held until the bound by Slurm itself: the daemon lets it start earlier, where its data are.
+      job.begin_time = bound
+   end
+   job.admin_comment = table.concat(said, " ")
+end
+
+function slurm_job_submit(job_desc, part_list, submit_uid)
+   local done, problem = pcall(place, job_desc)
+   if not done then
+      pcall(slurm.log_error, "feedrack: %s", tostring(problem))
+   end
+   return slurm.SUCCESS
+end
+
+function slurm_job_modify(job_desc, job_rec, part_list, modify_uid)
+   return slurm.SUCCESS
+end
+
+return slurm.SUCCESS

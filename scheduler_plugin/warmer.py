@@ -1,0 +1,135 @@
+"""Carries out what `warming.py` plans: has the gateways bring in what jobs are about to read."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+
+import structlog
+
+from scheduler_plugin.config import WarmingConfig
+from scheduler_plugin.dataset import Dataset
+from scheduler_plugin.gateways import Gateways, Refused, TooBusy
+from scheduler_plugin.ranking_file import Readers
+from scheduler_plugin.readers import find_user_and_group
+from scheduler_plugin.slurm.model import Job
+from scheduler_plugin.warming import Ask, Asked, Cancel, Hasten, Key, due, plan
+
+log = structlog.get_logger()
+
+# One that is refused is not asked for again before this.
+_REFUSED_SECONDS = 300.0
+# Of what a job is held for: before what others will want, after what some read already.
+STAGED_PRIORITY = 950
+
+
+class Warmer:
+    """`rack_of` gives the gateways' rack of a host; `readers` says who may read a dataset."""
+
+    def __init__(
+        self,
+        config: WarmingConfig,
+        gateways: Gateways,
+        *,
+        rack_of: Callable[[str], str | None],
+        readers: Callable[[Dataset], Awaitable[Readers]],
+        now: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._config = config
+        self._gateways = gateways
+        self._rack_of = rack_of
+        self._readers = readers
+        self._now = now
+        self._monotonic = monotonic
+        self._asked: dict[Key, Asked] = {}
+        self._refused: dict[Dataset, float] = {}
+        self._users: dict[str, tuple[int, int] | None] = {}
+        self._may: dict[Dataset, Readers] = {}
+
+    async def look(self, jobs: Sequence[Job], *, whole: bool = True) -> None:
+        """Takes the steps that these jobs ask for. `whole`: they are all there are, and what was
+        asked for others is called off. GatewaysUnavailable."""
+        if not self._config.enabled:
+            return
+        await self._find_users(jobs)
+        ahead, again = self._config.ahead_seconds, self._config.again_seconds
+        wall = self._now()
+        datasets = due(jobs, ahead_seconds=ahead, again_seconds=again, wall=wall)
+        self._may = {each: await self._readers(each) for each in sorted(datasets)}
+        steps = plan(
+            jobs,
+            self._asked,
+            racks_of=self._racks_of,
+            may_read=self._may_read,
+            ahead_seconds=ahead,
+            again_seconds=again,
+            wall=wall,
+            now=self._monotonic(),
+        )
+        for step in steps:
+            match step:
+                case Ask():
+                    await self._ask(step)
+                case Hasten():
+                    await self._hasten(step)
+                case Cancel() if whole:
+                    await self._cancel(step)
+
+    async def stage(self, job: Job, dataset: Dataset, racks: Sequence[str]) -> str | None:
+        """Has a dataset brought into these racks for a job that waits for that; the prefetch's id,
+        None where it cannot be. GatewaysUnavailable."""
+        key = (dataset, racks[0])
+        if key not in self._asked or job.id not in self._asked[key].jobs:
+            await self._find_users([job])
+            self._may = {dataset: await self._readers(dataset)}
+            if self._may_read(job, dataset):
+                await self._ask(Ask(dataset, tuple(racks), job.id, STAGED_PRIORITY))
+        asked = self._asked.get(key)
+        return asked.id if asked is not None and job.id in asked.jobs else None
+
+    async def _ask(self, step: Ask) -> None:
+        now = self._monotonic()
+        if now - self._refused.get(step.dataset, -_REFUSED_SECONDS) < _REFUSED_SECONDS:
+            return
+        try:
+            id_ = await self._gateways.prefetch(
+                step.dataset, step.racks, job=str(step.job), priority=step.priority
+            )
+        except Refused as error:
+            log.info("not warmed", dataset=step.dataset.text, job=step.job, reason=str(error))
+            self._refused[step.dataset] = now
+            return
+        except TooBusy as error:
+            log.warning("not warmed yet", job=step.job, reason=str(error))
+            return
+        log.info("warming", dataset=step.dataset.text, racks=step.racks, job=step.job, prefetch=id_)
+        asked = Asked(id_, frozenset({step.job}), now, step.priority)
+        self._asked |= {(step.dataset, rack): asked for rack in step.racks}
+
+    async def _hasten(self, step: Hasten) -> None:
+        keys = [key for key, each in self._asked.items() if each.id == step.id]
+        if any(self._asked[key].priority < step.priority for key in keys):
+            await self._gateways.set_priority(step.id, step.priority)
+        for key in keys:
+            each = self._asked[key]
+            self._asked[key] = Asked(
+                each.id, each.jobs | {step.job}, each.at, max(each.priority, step.priority)
+            )
+
+    async def _cancel(self, step: Cancel) -> None:
+        await self._gateways.cancel(step.id)
+        self._asked = {key: each for key, each in self._asked.items() if each.id != step.id}
+
+    def _racks_of(self, hosts: Iterable[str]) -> Sequence[str]:
+        racks = dict.fromkeys(map(self._rack_of, hosts))
+        return [rack for rack in racks if rack is not None]
+
+    def _may_read(self, job: Job, dataset: Dataset) -> bool:
+        who = self._users.get(job.user)
+        return who is not None and self._may.get(dataset, Readers()).knows(*who)
+
+    async def _find_users(self, jobs: Iterable[Job]) -> None:
+        names = {job.user for job in jobs}
+        self._users = {name: who for name, who in self._users.items() if name in names}
+        for name in names - self._users.keys():
+            self._users[name] = await asyncio.to_thread(find_user_and_group, name)

@@ -1,0 +1,225 @@
+"""A whole cluster of ours: Slurm, a gateway on each of its nodes, Redis, an origin, the plugin and
+its daemon, all of them real.
+
+    with Placed(folder) as placed:
+        placed.put("s3://train/imagenet", node=3)
+        job = placed.slurm.sbatch("--dataset=s3://train/imagenet", script="true")
+
+Slurm's n1 is the gateways' n1; racks are called by the same names.
+"""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+import psutil
+import tomli_w
+
+from scheduler_plugin.dataset import file_name, parse_dataset
+from tests.cluster.fleet import Fleet, until
+from tests.node.process import ADMIN_TOKEN
+from tests.slurm.configuration import FOUR_NODES, ONE_PARTITION, LabNode
+from tests.slurm.lab import SlurmLab
+
+_CHUNK = 64 * 1024
+_SITE = Path(__file__).parents[2] / "scheduler_plugin" / "site"
+
+
+class Placed:
+    """`nodes` of Slurm's; those whose number is in `gateways` (all, unless said) have a gateway.
+    `settings` are slurm.conf's, `affinity` is laid over the daemon's configuration."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        nodes: Sequence[LabNode] = FOUR_NODES,
+        partitions: Sequence[str] = ONE_PARTITION,
+        settings: Mapping[str, str | None] | None = None,
+        affinity: Mapping[str, Any] | None = None,
+        fleet: Mapping[str, Any] | None = None,
+        readers: Mapping[str, Sequence[str]] | None = None,
+    ) -> None:
+        self.folder = folder
+        self.slurm = SlurmLab(nodes, partitions=partitions, settings=settings)
+        self.fleet = Fleet(
+            folder / "fleet",
+            racks=[each.rack for each in nodes],
+            origin="directory",
+            settings={"cache": {"chunk_size": _CHUNK, "small_object_limit": 16 * 1024}},
+            **(fleet or {}),
+        )
+        self.site = self.slurm.folder / "site"
+        self.rankings = self.site / "rankings"
+        self.requests = self.site / "requests"
+        self.state = self.site / "state"
+        self._affinity = dict(affinity or {})
+        self._readers = {"demo": ["*"]} if readers is None else dict(readers)
+        self._daemon: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def start(self) -> Self:
+        try:
+            self.fleet.start()
+            self._install()
+            self.slurm.start()
+            self.start_daemon()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def stop(self) -> None:
+        self.end_daemon(signal.SIGTERM)
+        self._end_guard()
+        self.slurm.stop()
+        self.fleet.stop()
+
+    # The daemon
+
+    @property
+    def config_path(self) -> Path:
+        return self.site / "affinity.toml"
+
+    @property
+    def log(self) -> str:
+        return (self.site / "daemon.log").read_text()
+
+    def write_config(self, **over: Any) -> None:
+        """The daemon's configuration, for its next start."""
+        token = self.site / "token"
+        token.touch(mode=0o600)
+        token.write_text(ADMIN_TOKEN)
+        config: dict[str, Any] = {
+            "gateways": {
+                "admin_urls": [node.admin_url for node in self.fleet.nodes],
+                "token_file": str(token),
+                "timeout_seconds": 3.0,
+            },
+            "slurm": {"commands_folder": str(self.slurm.commands_folder), "poll_seconds": 0.2},
+            "folders": {
+                name: str(self.site / name) for name in ("rankings", "requests", "staged", "state")
+            },
+            "ranking": {"refresh_seconds": 0.3, "valid_seconds": 30.0},
+            "readers": self._readers,
+        }
+        for section, values in {**self._affinity, **over}.items():
+            config[section] = {**config.get(section, {}), **values}
+        self.config_path.write_text(tomli_w.dumps(config))
+
+    def start_daemon(self) -> None:
+        self.write_config()
+        with (self.site / "daemon.log").open("ab") as log:
+            self._daemon = subprocess.Popen(
+                [
+                    str(Path(sys.executable).with_name("feedrack-affinity")),
+                    "run",
+                    "--config",
+                    str(self.config_path),
+                ],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env={**os.environ, "SLURM_CONF": str(self.slurm.etc / "slurm.conf")},
+                start_new_session=True,
+            )
+
+    def end_daemon(self, how: signal.Signals = signal.SIGKILL) -> None:
+        if self._daemon is not None:
+            self._daemon.send_signal(how)
+            self._daemon.wait(timeout=10)
+            self._daemon = None
+
+    def signal_daemon(self, how: signal.Signals) -> None:
+        assert self._daemon is not None
+        self._daemon.send_signal(how)
+
+    # Data
+
+    def put(self, dataset: str, *, objects: int = 4, size_bytes: int = 2 * _CHUNK) -> None:
+        """Puts objects of a dataset into the origin, past all caches."""
+        where = parse_dataset(dataset)
+        for number in range(objects):
+            path = self.fleet.origin_folder / where.bucket / where.prefix / f"{number:04}.bin"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(os.urandom(size_bytes))
+
+    def warm(self, dataset: str, node: str) -> None:
+        """Reads a dataset through a node, which then holds it whole or in its rack."""
+        number = int(node.removeprefix("n")) - 1
+        where = parse_dataset(dataset)
+        asked = {"dataset": where.url, "nodes": [node]}
+        id_ = self.fleet.ask(number, "/v1/prefetch", asked)["id"]
+        until(
+            lambda: self.fleet.ask(number, f"/v1/prefetch/{id_}")["state"] == "done",
+            what="the prefetch never ended",
+        )
+
+    def held(self, dataset: str) -> dict[str, int]:
+        """Bytes by node, as the gateways tell."""
+        where = parse_dataset(dataset)
+        said = self.fleet.ask(0, f"/v1/datasets?dataset={where.url}")
+        return {each["id"]: each["bytes"] for each in said["nodes"] if each["bytes"]}
+
+    def ranking(self, dataset: str) -> str:
+        """The text of a dataset's file; "" where there is none."""
+        name = file_name(parse_dataset(dataset))
+        assert name is not None
+        with contextlib.suppress(FileNotFoundError):
+            return (self.rankings / name).read_text()
+        return ""
+
+    def await_first(self, dataset: str, place: str) -> None:
+        """Waits until a dataset's ranking begins with a place."""
+        until(
+            lambda: f"]\n{place} " in self.ranking(dataset),
+            what=f"{place} never came first: {self.ranking(dataset)}\n{self.log[-2000:]}",
+        )
+
+    # Parts
+
+    def _install(self) -> None:
+        """What `feedrack-affinity install` does; that is tested by itself."""
+        for folder in (self.site, self.rankings, self.requests, self.state):
+            folder.mkdir(mode=0o700, exist_ok=True)
+        script = (_SITE / "job_submit.lua").read_text()
+        script = script.replace("@RANKINGS@", str(self.rankings))
+        (self.slurm.etc / "job_submit.lua").write_text(
+            script.replace("@MOST_WAIT_MINUTES@", "1440")
+        )
+        self._compile("feedrack_spank.c", "feedrack.so", "-fPIC", "-shared")
+        self._compile("feedrack_prolog.c", "prolog", f'-DFEEDRACK_REQUESTS="{self.requests}"')
+        (self.slurm.etc / "plugstack.conf").write_text(f"optional {self.site}/feedrack.so\n")
+        self.slurm.settings |= {
+            "JobSubmitPlugins": "lua",
+            "PrologSlurmctld": str(self.site / "prolog"),
+        }
+
+    def _compile(self, source: str, target: str, *options: str) -> None:
+        """With Slurm's own headers: of the root folder that the lab runs in, if it does."""
+        here = self.site / source
+        here.write_bytes((_SITE / source).read_bytes())
+        self.slurm.run("gcc", "-O2", *options, "-o", str(self.site / target), str(here))
+
+    def _end_guard(self) -> None:
+        lock = str(self.state / "guard.lock")
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                if lock in process.cmdline():
+                    process.kill()
+
+
+def admin_comment(job: Mapping[str, str]) -> dict[str, str]:
+    """What we said of a job."""
+    words = job.get("AdminComment", "").split()
+    return dict(word.split("=", 1) for word in words if "=" in word)
