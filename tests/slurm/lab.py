@@ -263,12 +263,12 @@ class SlurmLab:
         self.wait_idle()
 
     def wait_idle(self, seconds: float = _WAIT_SECONDS) -> None:
-        """Returns once no job is there and each node is idle."""
+        """Returns once no job is there and each node could take one."""
 
         def idle() -> bool:
             if self.run("squeue", "-h").stdout.strip():
                 return False
-            return set(self._node_states().values()) == {"idle"}
+            return set(self._node_states().values()) <= {"idle", "reserved", "planned"}
 
         self._until(idle, "all is idle", seconds, lambda: self.run("sinfo", "-N").stdout)
 
@@ -433,7 +433,8 @@ def _record(text: str) -> dict[str, str]:
     for line in text.splitlines():
         key, separator, rest = line.strip().partition("=")
         if separator and key in _WHOLE_LINES:
-            found[key] = rest
+            # Some releases write a space behind it.
+            found[key] = rest.rstrip()
             continue
         pieces = _FIELD.split(line)
         found.update(zip(pieces[1::2], (each.strip() for each in pieces[2::2]), strict=True))
