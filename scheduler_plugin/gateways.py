@@ -6,19 +6,19 @@ names and numbers are checked.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, TypeVar
+from typing import Any, TypeVar
 
 import aiohttp
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import Struct
 
 from scheduler_plugin.dataset import Dataset
+from scheduler_plugin.told import Bytes, Counted, GatewayNode
 
 _MOST_BODY_BYTES = 64 * 1024**2
 _MOST_PAGES = 100
 _PAGE = 10_000
 
-_Bytes = Annotated[int, Meta(ge=0, le=2**60)]
 _T = TypeVar("_T")
 
 
@@ -34,22 +34,6 @@ class Refused(GatewaysUnavailable):
     """What was asked for is nothing they know, such as a bucket; asking again is no use."""
 
 
-class GatewayNode(Struct, frozen=True):
-    """A member, as `/v1/members` tells of it."""
-
-    id: str
-    rack: str
-    state: str = ""
-
-
-class Counted(Struct, frozen=True):
-    """Bytes held of a dataset by node, and the tenants that may read all of it (`*`: everybody)."""
-
-    dataset: str
-    nodes: Mapping[str, _Bytes]
-    readers: Sequence[str] = ()
-
-
 class Prefetch(Struct, frozen=True):
     """One that was asked for, as far as this side cares."""
 
@@ -58,6 +42,23 @@ class Prefetch(Struct, frozen=True):
     racks: Sequence[str] = ()
     job: str = ""
     state: str = ""
+
+
+class Progress(Struct, frozen=True):
+    """How far a prefetch is: bytes found, brought in, and given up; `listed` once all are found."""
+
+    state: str
+    listed: bool
+    bytes: Mapping[str, int]
+
+    @property
+    def part(self) -> float:
+        """Of what is to be brought in, what has been or never will be, 0 to 1."""
+        if self.state != "running":
+            return 1.0
+        found = self.bytes.get("found", 0)
+        over = self.bytes.get("done", 0) + self.bytes.get("failed", 0)
+        return min(1.0, over / found) if self.listed and found > 0 else 0.0
 
 
 class _Members(Struct):
@@ -71,7 +72,7 @@ class _Page(Struct):
 
 class _HeldNode(Struct):
     id: str
-    bytes: _Bytes
+    bytes: Bytes
 
 
 class _Held(Struct):
@@ -135,6 +136,10 @@ class Gateways:
         """Asks for the dataset in these racks; its id. TooBusy."""
         asked = {"dataset": dataset.url, "racks": racks, "job": job, "priority": priority}
         return (await self._ask("POST", "/v1/prefetch", _Created, body=asked)).id
+
+    async def progress(self, id_: str) -> Progress:
+        """How far one is. Refused where it is not known, or ended more than an hour ago."""
+        return await self._ask("GET", f"/v1/prefetch/{id_}", Progress)
 
     async def prefetches(self) -> Sequence[Prefetch]:
         """Those that run, and those that ended within the hour."""

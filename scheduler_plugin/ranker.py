@@ -15,19 +15,20 @@ from msgspec import Struct
 from scheduler_plugin.config import Config
 from scheduler_plugin.dataset import Dataset, file_name
 from scheduler_plugin.folders import RankingFolder
-from scheduler_plugin.gateways import Counted, GatewayNode, Gateways, Refused
-from scheduler_plugin.knowledge import Holding, Losses, held_by_hosts, holding_of, live
+from scheduler_plugin.gateways import Gateways, Refused
+from scheduler_plugin.knowledge import Holding, Losses, Places, holding_of, live
 from scheduler_plugin.ranking import Held, Layout, Ranking, common_feature, rank
 from scheduler_plugin.ranking_file import Entry, Readers, Rules, render
 from scheduler_plugin.readers import find_group, find_user, readers_of
 from scheduler_plugin.remembered import Remembered
-from scheduler_plugin.slurm.model import Slurm
+from scheduler_plugin.slurm.model import Host, Slurm
+from scheduler_plugin.told import Counted, GatewayNode
 
 # Datasets that are asked for by name at one ranking; the others have their turn at the next.
 _MOST_ASKED = 200
 _AT_ONCE = 8
 # After so many rankings made, others have a turn.
-_STRIDE = 200
+_STRIDE = 50
 # Combinations that a dataset's file may speak of.
 _MOST_TOGETHER = 16
 # Before this release arrays with a preference never start.
@@ -43,7 +44,9 @@ class Facts(Struct, frozen=True):
     """All that a ranking is made of."""
 
     members: Sequence[GatewayNode]
+    places: Places
     holdings: Mapping[Dataset, Holding]
+    hosts: Sequence[Host]
     layout: Layout
     rules: Rules
 
@@ -72,11 +75,29 @@ class Ranker:
         self._asked: dict[Dataset, Holding] = {}
         self._turn = 0
         self._readers: dict[Dataset, Readers] = {}
-        self.racks: Mapping[str, str] = {}
+        self._racks: Mapping[str, str] = {}
 
-    def readers(self, dataset: Dataset) -> Readers:
-        """Who may be told of a dataset, as of the last ranking; nobody of one that is not known."""
-        return self._readers.get(dataset, Readers())
+    async def readers(self, dataset: Dataset) -> Readers:
+        """Who may be told of a dataset, as of the last ranking; of one that was not in it the
+        gateways are asked now. GatewaysUnavailable."""
+        known = self._readers.get(dataset)
+        if known is None:
+            counted = await self.ask_for(dataset)
+            known = Readers()
+            if counted is not None:
+                holding = holding_of(counted)
+                known = (await asyncio.to_thread(self._find_readers, {dataset: holding}))[dataset]
+            self._readers[dataset] = known
+        return known
+
+    def rack_of(self, place: str) -> str | None:
+        """The rack, as the gateways call it, of one of Slurm's hosts, or that a feature stands
+        for; None where they have none there."""
+        return self._racks.get(place)
+
+    def racks(self) -> Sequence[str]:
+        """The gateways' racks, by name."""
+        return sorted(set(self._racks.values()))
 
     async def refresh(self) -> int:
         """Makes all rankings anew; how many datasets there are. GatewaysUnavailable,
@@ -88,7 +109,7 @@ class Ranker:
         expires = int(now + self._config.ranking.valid_seconds)
         files = await self._files(facts, who, expires)
         self._readers = who
-        self.racks = self._racks_of_hosts(facts)
+        self._racks = self._racks_of_places(facts)
         await asyncio.to_thread(self._folder.write, files, expires=expires, now=now)
         await asyncio.to_thread(self._remembered.save)
         return len(files)
@@ -108,7 +129,8 @@ class Ranker:
             common_needed=release >= _COMMON_FROM,
             sizes=layout.sizes,
         )
-        return Facts(members, holdings, layout, rules)
+        places = Places.of(members, nodes=self._config.nodes, racks=self._config.racks)
+        return Facts(members, places, holdings, hosts, layout, rules)
 
     async def ask_for(self, dataset: Dataset) -> Counted | None:
         """What is held of one dataset; None where there is no such bucket."""
@@ -126,13 +148,7 @@ class Ranker:
         holding = facts.holdings.get(dataset)
         if holding is None:
             return []
-        return held_by_hosts(
-            holding,
-            facts.members,
-            self._losses.of(dataset),
-            nodes=self._config.nodes,
-            racks=self._config.racks,
-        )
+        return facts.places.held(holding, self._losses.of(dataset))
 
     async def _ask_for_others(self, holdings: dict[Dataset, Holding]) -> None:
         """Adds what is not counted, but was named: some of them anew each time, the rest as last
@@ -202,18 +218,17 @@ class Ranker:
             readers = readers.both(who.get(dataset, Readers()))
         return Entry(rank(held, facts.layout), readers, tuple(hint[1:]))
 
-    def _racks_of_hosts(self, facts: Facts) -> dict[str, str]:
-        """By host, the rack that the gateways know its place by: that of the node of its name, else
-        the one whose feature it has."""
-        features = {
-            self._config.racks.get(each.rack, each.rack): each.rack for each in facts.members
-        }
-        racks = {
-            host: features[name]
-            for host, names in facts.layout.hosts.items()
-            for name in names
-            if name in features
+    def _racks_of_places(self, facts: Facts) -> dict[str, str]:
+        """By host and by feature of a rack, the gateways' name for that rack: of a host, where the
+        node of its name is, else the one whose feature it has."""
+        names = self._config.racks
+        racks = {names.get(each.rack, each.rack): each.rack for each in facts.members}
+        places = {
+            host.name: racks[feature]
+            for host in facts.hosts
+            for feature in sorted(host.features)
+            if feature in racks
         }
         for each in facts.members:
-            racks[self._config.nodes.get(each.id, each.id)] = each.rack
-        return racks
+            places[self._config.nodes.get(each.id, each.id)] = each.rack
+        return racks | places

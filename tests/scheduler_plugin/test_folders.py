@@ -82,6 +82,9 @@ def test_each_request_is_told_of_once(tmp_path: Path) -> None:
     assert sorted(take_requests(tmp_path)) == [17, 4711]
     assert list(take_requests(tmp_path)) == []
     assert [each.name for each in tmp_path.iterdir()] == [".17.new"]
+    os.utime(tmp_path / ".17.new", (1.0, 1.0))
+    assert list(take_requests(tmp_path)) == []
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_without_its_folder_nothing_was_requested(tmp_path: Path) -> None:

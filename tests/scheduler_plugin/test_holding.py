@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import pytest
 from msgspec.structs import replace
 
-from scheduler_plugin.holding import Bind, Relax, bound_by, decide
+from scheduler_plugin.holding import Bind, Relax, Step, Unprefer, bound_by, decide
 from scheduler_plugin.slurm.model import Host, Job
 
 NOW = 1_796_000_000.0
@@ -28,7 +28,7 @@ RACK2 = [Host("n3", frozenset({"n3", "rack2"}), ())]
 RACK1 = [Host("n1", frozenset({"n1", "rack1", "gpu"}), ())]
 
 
-def steps(job: Job, now: float, hosts: Sequence[Host] | None = None) -> list[Bind | Relax]:
+def steps(job: Job, now: float, hosts: Sequence[Host] | None = None) -> list[Step]:
     return list(decide([job], now, hosts=hosts))
 
 
@@ -92,3 +92,20 @@ def test_jobs_without_a_wait_are_none_of_its_business(comment: str) -> None:
 
 def test_a_job_that_runs_is_left_alone() -> None:
     assert steps(replace(HELD, state="running"), BOUND + 1) == []
+
+
+def test_a_job_that_slurm_has_given_up_loses_its_preference() -> None:
+    job = replace(
+        SUBMITTED,
+        reason="BadConstraints",
+        prefer="[n4|rack2|all]",
+        admin_comment="feedrack did=preferred prefer=[n4|rack2|all] dataset=s3://train/imagenet",
+    )
+    assert steps(job, NOW) == [Unprefer(7)]
+    assert steps(replace(job, prefer=""), NOW) == []
+    assert steps(replace(job, prefer="n9"), NOW) == []
+    assert steps(replace(job, reason="Resources"), NOW) == []
+
+
+def test_one_that_was_given_up_while_bound_is_tried_again() -> None:
+    assert steps(replace(HELD, reason="BadConstraints"), BOUND) == [Relax(7, "gpu", release=True)]

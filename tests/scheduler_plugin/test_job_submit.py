@@ -178,10 +178,18 @@ STRICT = Rules(default_partition="main", common_feature="feedrack")
 
 def test_a_feature_that_all_have_comes_last(controller: Controller, rankings: Path) -> None:
     write(rankings, rules=STRICT)
-    done = controller.submit(comment="dataset=s3://train/imagenet dataset-wait=5")
+    done = controller.submit(comment="dataset=s3://train/imagenet")
     assert done.prefer == "[n4|n3|rack2|rack1|feedrack]"
-    # To wait for any node at all is no wait.
-    assert done.said["places"] == "[n4|n3|rack2|rack1]"
+
+
+def test_to_wait_for_any_node_at_all_is_no_wait(controller: Controller, rankings: Path) -> None:
+    write(rankings, rules=STRICT)
+    done = controller.submit(comment="dataset=s3://train/imagenet dataset-wait=5")
+    assert done.prefer == done.said["places"] == "[n4|n3|rack2|rack1]"
+    several = controller.submit(comment="dataset=s3://train/imagenet dataset-wait=5", min_nodes=2)
+    assert several.prefer is None
+    assert several.said["places"] == "rack2"
+    assert several.begin_time is not None
 
 
 @pytest.mark.parametrize(
