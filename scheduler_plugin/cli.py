@@ -18,18 +18,11 @@ from rich.table import Table
 from rich.text import Text
 
 from scheduler_plugin.asking import RackError, Slurm, gather
-from scheduler_plugin.checking import (
-    Check,
-    all_well,
-    check,
-    is_ours,
-    parse_config,
-    parse_release,
-    slurm_user,
-)
+from scheduler_plugin.checking import Check, all_well, check
 from scheduler_plugin.config import ConfigError, FoldersConfig, WaitingConfig, load
 from scheduler_plugin.daemon import run
 from scheduler_plugin.dataset import BadHint, parse_dataset
+from scheduler_plugin.facts import is_ours, parse_config, parse_release, slurm_user
 from scheduler_plugin.folders import FolderUnsafe
 from scheduler_plugin.gateways import GatewaysUnavailable
 from scheduler_plugin.install import InstallError, Step, is_beside, parts, plan, write
