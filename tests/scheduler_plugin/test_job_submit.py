@@ -118,7 +118,8 @@ def test_the_users_constraint_stays_in_front(controller: Controller, rankings: P
     [
         ({"min_nodes": 2}, "[rack2|rack1]"),
         ({"min_nodes": 3}, "rack1"),
-        ({"min_nodes": 1, "max_nodes": 3}, "rack1"),
+        ({"min_nodes": 2, "max_nodes": 2}, "[rack2|rack1]"),
+        ({"min_nodes": 1, "max_nodes": 4294967295}, "[n4|n3|rack2|rack1]"),
         ({"min_nodes": 17}, None),
         ({"num_tasks": 100}, "[rack2|rack1]"),
         ({"num_tasks": 64, "cpus_per_task": 65534}, "[n4|n3|rack2|rack1]"),
@@ -144,10 +145,11 @@ def test_places_hold_the_whole_job(
         ({"features": "rack1*2"}, "complex-constraint"),
         ({"features": "a|b"}, "complex-constraint"),
         ({"array_inx": "1-3"}, "array-on-this-release"),
+        ({"min_nodes": 2, "max_nodes": 8}, "range-of-nodes"),
     ],
 )
 def test_what_is_not_ours_to_decide_passes_untouched(
-    controller: Controller, rankings: Path, job: dict[str, str], why: str
+    controller: Controller, rankings: Path, job: dict[str, Any], why: str
 ) -> None:
     write(rankings, rules=Rules(arrays=False, default_partition="main", common_needed=False))
     done = controller.submit(comment="dataset=s3://train/imagenet dataset-wait=5", **job)

@@ -134,8 +134,8 @@ def test_the_commands_say_what_the_options_are(slurm: SlurmLab) -> None:
         ("s3://train/a'b", "a quote"),
         ('s3://train/a"b', "a quote"),
         ("s3://train/a\\b", "a backslash"),
-        (f"s3://train/{'a' * 990}", "1000 bytes"),
-        (f"s3://train/{'a' * 100_000}", "1000 bytes"),
+        (f"s3://train/{'a' * 502}", "512 bytes"),
+        (f"s3://train/{'a' * 100_000}", "512 bytes"),
         (",".join(f"s3://train/{number}" for number in range(9)), "more than 8"),
     ],
 )
