@@ -23,7 +23,7 @@ from scheduler_plugin.hints import hint_of
 from scheduler_plugin.holding import Bind, Relax, Step, Unprefer, decide
 from scheduler_plugin.ranker import Ranker
 from scheduler_plugin.remembered import Remembered
-from scheduler_plugin.slurm.commands import SlurmCommands
+from scheduler_plugin.slurm.choice import open_slurm
 from scheduler_plugin.slurm.model import Host, Job, Slurm, SlurmUnavailable
 from scheduler_plugin.stager import Stager
 from scheduler_plugin.warmer import Warmer
@@ -39,18 +39,16 @@ log = structlog.get_logger()
 
 
 async def run(config: Config) -> None:
-    """Runs until it is cancelled. ConfigError, FolderUnsafe or OSError where it cannot begin."""
+    """Runs until it is cancelled. ConfigError, FolderUnsafe, OSError or, if pyslurm is to be used,
+    SlurmUnavailable where it cannot begin."""
     token = read_token(config.gateways)
     folders = config.folders
     for folder in (folders.rankings, folders.requests, folders.staged, folders.state):
         prepare(folder)
-    slurm = SlurmCommands(
-        config.slurm.commands_folder, timeout_seconds=config.slurm.timeout_seconds
-    )
     gateways = Gateways(
         config.gateways.admin_urls, token, timeout_seconds=config.gateways.timeout_seconds
     )
-    async with gateways:
+    async with open_slurm(config.slurm) as slurm, gateways:
         await Daemon(config, slurm, gateways).run()
 
 
