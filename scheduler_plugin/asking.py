@@ -17,6 +17,7 @@ from scheduler_plugin.checking import (
 )
 from scheduler_plugin.places import Places
 
+# Slurm's commands try for nine seconds where no controller listens.
 _ANSWER_SECONDS = 15
 _TEXT_BYTES_MOST = 1024 * 1024
 _INCLUDES_DEEP = 4
@@ -30,8 +31,8 @@ class RackError(Exception):
 class Slurm:
     """Slurm's own commands; each answer is None where there is none in time."""
 
-    def __init__(self, commands_folder: str | None = None) -> None:
-        self._folder = None if commands_folder is None else Path(commands_folder)
+    def __init__(self, commands_folder: Path | None = None) -> None:
+        self._folder = commands_folder
 
     def ask(self, program: str, *words: str) -> str | None:
         path = program if self._folder is None else str(self._folder / program)
@@ -60,10 +61,13 @@ class Slurm:
         text = self.ask("scontrol", "show", "hostnames", host_list)
         return None if text is None else text.split()
 
-    def racks(self, said: Sequence[str]) -> dict[str, str]:
-        """Nodes to racks: as `NAME=NODES` says, and for others as the topology does."""
+    def racks(self, said: Sequence[str], *, answers: bool = True) -> dict[str, str]:
+        """Nodes to racks: as `NAME=NODES` says, and for others as the topology does, if the
+        controller answers. Raises: RackError.
+        """
         found: dict[str, str] = {}
-        leaves = parse_leaves(self.ask("scontrol", "show", "topology") or "")
+        topology = self.ask("scontrol", "show", "topology") if answers else None
+        leaves = parse_leaves(topology or "")
         for rack, host_list in leaves.items():
             found.update(dict.fromkeys(self.nodes_of(host_list) or (), rack))
         for each in said:
@@ -78,13 +82,19 @@ class Slurm:
 
 
 def gather(
-    places: Places, slurm: Slurm, racks: Sequence[str] = (), *, burst_buffer: bool = False
+    places: Places,
+    slurm: Slurm,
+    racks: Sequence[str] = (),
+    *,
+    burst_buffer: bool = False,
+    answers: bool = True,
 ) -> Facts:
-    """All that can be told on this host.
+    """All that can be told on this host; where no controller `answers` it is not asked.
 
     Raises: RackError.
     """
-    config = slurm.config()
+    config = slurm.config() if answers else None
+    answers = config is not None
     parsed = {} if config is None else parse_config(config)
     user = slurm_user(parsed)
     plugstack = Path(parsed.get("PlugStackConfig", str(places.etc / "plugstack.conf")))
@@ -94,20 +104,25 @@ def gather(
         spank_path=str(places.spank),
         prolog_path=str(places.prolog),
         beside_path=str(places.beside),
-        requests_path=places.folders.requests,
+        requests_path=str(places.folders.requests),
         config=config,
-        features=slurm.features(),
-        racks=slurm.racks(racks),
+        features=slurm.features() if answers else None,
+        racks=slurm.racks(racks, answers=answers),
         plugstack=_plugstack(plugstack),
         prologs=_programs(values(parsed, "PrologSlurmctld")),
         job_submit=read_text(places.job_submit),
         burst_buffer=read_text(places.burst_buffer),
         spank=read_bytes(places.spank),
         prolog=read_bytes(places.prolog),
+        closed=[
+            str(path)
+            for path, needed in ((places.spank, 0o004), (places.prolog, 0o005))
+            if path.exists() and not _is_open(path, needed)
+        ],
         affinity_config_path=str(places.config),
         has_affinity_config=places.config.exists(),
         wants_burst_buffer=burst_buffer,
-        folders=[look_at(Path(each), None if user is None else user[1]) for each in folders],
+        folders=[look_at(each, None if user is None else user[1]) for each in folders],
     )
 
 
@@ -160,6 +175,12 @@ def look_at(path: Path, user_id: int | None) -> Folder:
         mode=found.st_mode & 0o7777,
         file_system=kind,
         reachable=user_id is None or all(_passes(each, user_id) for each in path.parents),
+    )
+
+
+def _is_open(path: Path, needed: int) -> bool:
+    return path.stat().st_mode & needed == needed and all(
+        folder.stat().st_mode & 0o001 for folder in path.parents
     )
 
 

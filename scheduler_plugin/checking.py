@@ -70,6 +70,8 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     burst_buffer: str | None = None
     spank: bytes | None = None
     prolog: bytes | None = None
+    closed: Sequence[str] = ()
+    """Of these two, those that not everybody on this host may read and run."""
     affinity_config_path: str
     has_affinity_config: bool
     wants_burst_buffer: bool
@@ -183,8 +185,14 @@ def _files(facts: Facts, config: Mapping[str, str] | None) -> Iterator[Check]:
         "prolog's program",
         text == facts.requests_path,
         "none" if facts.prolog is None else f"writes into {text or 'no folder of ours'}",
-        write,
+        # 24.11 at least; a controller that runs already goes on, and starts jobs without it.
+        f"{write}; a slurmctld whose slurm.conf names it does not start without it",
     )
+    if facts.closed:
+        yield _said(
+            "files for all", False, f"not everybody may get at {', '.join(facts.closed)}",
+            "chmod a+rX them and the folders above them: commands and SlurmUser load them",
+        )  # fmt: skip
     yield _said(
         "affinity.toml",
         facts.has_affinity_config,
@@ -383,7 +391,11 @@ def _folder(folder: Folder, user: tuple[str, int] | None) -> Check:
     name = f"folder {folder.path.rpartition('/')[2]}"
     found = f"{folder.path}, {folder.mode:04o}, {folder.file_system}"
     if folder.owner_id is None:
-        return _said(name, False, f"no {folder.path}", "systemctl start feedrack-affinity makes it")
+        owner = "SlurmUser" if user is None else user[0]
+        return _said(
+            name, False, f"no {folder.path}",
+            f"start the daemon by its unit, or install -d -m 0700 -o {owner} {folder.path}",
+        )  # fmt: skip
     if _REMOTE.match(folder.file_system):
         return _said(name, False, found, "let it be on a local disk or a tmpfs of this host")
     if folder.mode & 0o077:

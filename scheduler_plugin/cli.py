@@ -27,7 +27,7 @@ from scheduler_plugin.checking import (
     parse_release,
     slurm_user,
 )
-from scheduler_plugin.config import ConfigError, load
+from scheduler_plugin.config import ConfigError, FoldersConfig, WaitingConfig, load
 from scheduler_plugin.daemon import run
 from scheduler_plugin.dataset import BadHint, parse_dataset
 from scheduler_plugin.folders import FolderUnsafe
@@ -35,7 +35,7 @@ from scheduler_plugin.gateways import GatewaysUnavailable
 from scheduler_plugin.install import InstallError, Step, is_beside, parts, plan, write
 from scheduler_plugin.lines import Line, lines, lua_lines
 from scheduler_plugin.logs import log_to_standard_error
-from scheduler_plugin.places import PlaceError, load_settings, places
+from scheduler_plugin.places import PlaceError, places
 from scheduler_plugin.showing import ask, render
 from scheduler_plugin.slurm.model import SlurmUnavailable
 
@@ -116,11 +116,14 @@ def install_command(
     topology.conf) never are: the lines for them are printed.
     """
     try:
-        settings = load_settings(config)
-        at = places(etc, lib, units, config, settings.folders)
-        slurm = Slurm(settings.slurm.commands_folder)
+        # Without one there are defaults; with one that is wrong nothing is built into anything.
+        said = load(config) if config.exists() else None
+        folders = FoldersConfig() if said is None else said.folders
+        waiting = WaitingConfig() if said is None else said.waiting
+        at = places(etc, lib, units, config, folders)
+        slurm = Slurm(None if said is None else said.slurm.commands_folder)
         facts = gather(at, slurm, racks, burst_buffer=burst_buffer)
-    except (PlaceError, RackError) as error:
+    except (ConfigError, PlaceError, RackError) as error:
         _failed(error, status=2)
     parsed = {} if facts.config is None else parse_config(facts.config)
     user = slurm_user(parsed)
@@ -128,7 +131,7 @@ def install_command(
         steps = plan(
             parts(
                 at,
-                settings,
+                most_wait_minutes=waiting.most_minutes,
                 program=_program(),
                 user="slurm" if user is None else user[0],
                 release=parse_release(parsed.get("SLURM_VERSION", "")),
@@ -138,7 +141,8 @@ def install_command(
         )
         if writing:
             write(steps, cc)
-            facts = gather(at, slurm, racks, burst_buffer=burst_buffer)
+            answers = facts.config is not None
+            facts = gather(at, slurm, racks, burst_buffer=burst_buffer, answers=answers)
     except (PlaceError, InstallError) as error:
         _failed(error, status=1)
     checks = check(facts)
@@ -202,7 +206,10 @@ def _tell_lines(wanted: Sequence[Line]) -> None:
     """Plain, and each on one line: they are there to be copied."""
     if not wanted:
         return
-    click.echo("\nFor you to put in place; Slurm's own files are never edited")
+    click.echo(
+        "\nFor you to put in place, once the files above are there: slurmctld does not start\n"
+        "without what its configuration names. Slurm's own files are never edited."
+    )
     before: tuple[str, str] | None = None
     for line in wanted:
         if (line.file, line.why) != before:

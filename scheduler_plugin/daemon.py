@@ -20,11 +20,12 @@ from scheduler_plugin.folders import FolderUnsafe, prepare, take_requests
 from scheduler_plugin.gateways import Gateways, GatewaysUnavailable
 from scheduler_plugin.guard import Guard, GuardMissing
 from scheduler_plugin.hints import hint_of
-from scheduler_plugin.holding import Bind, Relax, decide
+from scheduler_plugin.holding import Bind, Relax, Step, Unprefer, decide
 from scheduler_plugin.ranker import Ranker
 from scheduler_plugin.remembered import Remembered
 from scheduler_plugin.slurm.commands import SlurmCommands
 from scheduler_plugin.slurm.model import Host, Job, Slurm, SlurmUnavailable
+from scheduler_plugin.stager import Stager
 from scheduler_plugin.warmer import Warmer
 
 # A look at the queue may take this part of the time.
@@ -66,14 +67,23 @@ class Daemon:
         self._warmer = Warmer(
             config.warming,
             gateways,
-            racks=lambda: self._ranker.racks,
+            rack_of=self._ranker.rack_of,
             readers=self._ranker.readers,
+        )
+        self._stager = Stager(
+            config.folders.staged,
+            gateways,
+            self._warmer,
+            rack_of=self._ranker.rack_of,
+            racks=self._ranker.racks,
         )
         self._guard = Guard(config.folders.state / "guard.lock", config.slurm.commands_folder)
         self._jobs: Sequence[Job] = ()
         self._news = asyncio.Event()
         self._warming = asyncio.Lock()
         self._failing: set[str] = set()
+        # Said once each, for as long as they are wanted.
+        self._refused: set[Step] = set()
 
     async def run(self) -> None:
         self._remembered.load()
@@ -100,25 +110,31 @@ class Daemon:
         hints = [hint for job in self._jobs if (hint := hint_of(job)) is not None]
         self._remembered.see((hint.datasets for hint in hints), time.time())
         self._news.set()
-        if not any(hint.wait for hint in hints):
-            return
-        hosts: Sequence[Host] = await self._slurm.hosts()
-        for step in decide(self._jobs, time.time(), hosts=hosts):
+        hosts: Sequence[Host] | None = None
+        if any(hint.wait for hint in hints):
+            hosts = await self._slurm.hosts()
+        steps = list(decide(self._jobs, time.time(), hosts=hosts))
+        self._refused &= set(steps)
+        for step in steps:
             await self._take(step)
 
-    async def _take(self, step: Bind | Relax) -> None:
+    async def _take(self, step: Step) -> None:
         """That one job cannot be changed, since it just starts, is not the others' affair."""
         try:
-            if isinstance(step, Bind):
-                await self._guard.ensure()
-                await self._slurm.hold(step.job_id, step.features, start=step.start)
-            else:
-                await self._slurm.relax(step.job_id, step.features)
+            match step:
+                case Bind():
+                    await self._guard.ensure()
+                    await self._slurm.hold(step.job_id, step.features, start=step.start)
+                case Relax():
+                    await self._slurm.relax(step.job_id, step.features, release=step.release)
+                case Unprefer():
+                    await self._slurm.unprefer(step.job_id)
         except SlurmUnavailable as error:
-            log.warning("job not changed", job=step.job_id, reason=str(error))
+            if step not in self._refused:
+                log.warning("job not changed", step=str(step), reason=str(error))
+            self._refused.add(step)
             return
-        what = "bound" if isinstance(step, Bind) else "relaxed"
-        log.info(f"job {what}", job=step.job_id, features=step.features)
+        log.info("job changed", step=str(step))
 
     async def _warm_on(self) -> None:
         while True:
@@ -129,6 +145,7 @@ class Daemon:
     async def _warm(self) -> None:
         async with self._warming:
             await self._warmer.look(self._jobs)
+            await self._stager.look(self._jobs)
 
     async def _listen_on(self) -> None:
         while True:

@@ -9,6 +9,7 @@ import errno
 import os
 import secrets
 import stat
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
@@ -16,6 +17,7 @@ _TEMPORARY = ".new-"
 # More than a controller starts in the time between two looks; the rest has its turn at the next.
 _MOST_REQUESTS = 10_000
 _LONGEST_ID = 20
+_UNFINISHED_SECONDS = 60.0
 
 
 class FolderUnsafe(Exception):  # noqa: N818 - as the other internal errors
@@ -98,8 +100,8 @@ def take_requests(folder: Path) -> Iterator[int]:
         return
     for name in names:
         known = name.isascii() and name.isdecimal() and len(name) <= _LONGEST_ID
-        if not known and name.startswith("."):
-            # On its way there, or left behind by one that was ended.
+        if name.startswith(".") and not _is_old(folder / name):
+            # On its way there.
             continue
         with contextlib.suppress(FileNotFoundError):
             _remove(folder / name)
@@ -114,6 +116,14 @@ def _write_whole(descriptor: int, content: bytes) -> None:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     finally:
         os.close(descriptor)
+
+
+def _is_old(path: Path) -> bool:
+    """Whether whoever made it has been ended before it was done."""
+    try:
+        return time.time() - path.lstat().st_mtime > _UNFINISHED_SECONDS
+    except FileNotFoundError:
+        return False
 
 
 def _is_plain_or_gone(path: Path) -> bool:

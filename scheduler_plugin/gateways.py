@@ -60,6 +60,23 @@ class Prefetch(Struct, frozen=True):
     state: str = ""
 
 
+class Progress(Struct, frozen=True):
+    """How far a prefetch is: bytes found, brought in, and given up; `listed` once all are found."""
+
+    state: str
+    listed: bool
+    bytes: Mapping[str, int]
+
+    @property
+    def part(self) -> float:
+        """Of what is to be brought in, what has been or never will be, 0 to 1."""
+        if self.state != "running":
+            return 1.0
+        found = self.bytes.get("found", 0)
+        over = self.bytes.get("done", 0) + self.bytes.get("failed", 0)
+        return min(1.0, over / found) if self.listed and found > 0 else 0.0
+
+
 class _Members(Struct):
     members: list[GatewayNode]
 
@@ -135,6 +152,10 @@ class Gateways:
         """Asks for the dataset in these racks; its id. TooBusy."""
         asked = {"dataset": dataset.url, "racks": racks, "job": job, "priority": priority}
         return (await self._ask("POST", "/v1/prefetch", _Created, body=asked)).id
+
+    async def progress(self, id_: str) -> Progress:
+        """How far one is. Refused where it is not known, or ended more than an hour ago."""
+        return await self._ask("GET", f"/v1/prefetch/{id_}", Progress)
 
     async def prefetches(self) -> Sequence[Prefetch]:
         """Those that run, and those that ended within the hour."""

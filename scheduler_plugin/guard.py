@@ -82,7 +82,7 @@ async def watch(slurm: SlurmCommands, lock: Path) -> None:
             jobs = await slurm.jobs()
             for step in decide(jobs, time.time() - GRACE_SECONDS):
                 if isinstance(step, Relax):
-                    await slurm.relax(step.job_id, step.features)
+                    await slurm.relax(step.job_id, step.features, release=step.release)
             if any(bound_by(job) is not None for job in jobs):
                 last_bound = time.monotonic()
         except SlurmUnavailable:

@@ -9,6 +9,9 @@ them Slurm's own, so that nothing has to be remembered here:
     relaxed     eligible, its own constraint                           → nothing
 
 A job whose constraint is neither was changed by somebody, whose word counts.
+
+And one that Slurm has given up, since it finds that the places preferred for it can never hold it,
+loses its preference: whatever a release makes of that, no job is to be worse off for it.
 """
 
 import re
@@ -21,6 +24,8 @@ from scheduler_plugin.slurm.model import Host, Job
 
 # A wait that is as good as over is left to Slurm.
 _TOO_SHORT_SECONDS = 3.0
+# Slurm's reasons for trying a job no more.
+_GIVEN_UP = frozenset({"BadConstraints"})
 _NAMES = re.compile(r"[A-Za-z0-9_.-]+")
 
 
@@ -33,15 +38,25 @@ class Bind(Struct, frozen=True):
 
 
 class Relax(Struct, frozen=True):
-    """Give it back what it came with."""
+    """Give it back what it came with; `release`: and have Slurm try again."""
 
     job_id: int
     features: str
+    release: bool = False
+
+
+class Unprefer(Struct, frozen=True):
+    """Take its preference from it."""
+
+    job_id: int
+
+
+Step = Bind | Relax | Unprefer
 
 
 def decide(
     jobs: Iterable[Job], now: float, *, hosts: Sequence[Host] | None = None
-) -> Iterator[Bind | Relax]:
+) -> Iterator[Step]:
     """What is to be done at `now`, seconds since 1970. `hosts`: where they are known, a job none of
     whose places can be had is not kept waiting."""
     features = None
@@ -50,12 +65,15 @@ def decide(
     for job in jobs:
         hint = hint_of(job) if job.state == "pending" else None
         wait = hint.wait if hint is not None else None
+        given_up = job.reason in _GIVEN_UP
+        if hint is not None and given_up and job.prefer and _same(job.prefer, hint.prefer):
+            yield Unprefer(job.id)
         if wait is None:
             continue
         hopeless = features is not None and features.isdisjoint(_places(wait))
         if is_bound(job, wait):
             if now >= wait.bound or hopeless:
-                yield Relax(job.id, wait.constraint)
+                yield Relax(job.id, wait.constraint, release=given_up)
         elif _as_submitted(job, wait) and now < wait.bound - _TOO_SHORT_SECONDS:
             # Without a place to wait for it is let go at once, by the same way.
             yield Bind(job.id, wait.constraint if hopeless else wait.places, wait.begin)

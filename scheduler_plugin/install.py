@@ -18,7 +18,7 @@ import msgspec
 
 from scheduler_plugin.asking import read_bytes
 from scheduler_plugin.checking import MARKER, is_ours
-from scheduler_plugin.places import Places, Settings, checked
+from scheduler_plugin.places import Places, checked
 
 _FLAGS = ("-std=gnu11", "-O2", "-Wall", "-Wextra", "-Werror")
 _COMPILE_SECONDS = 120
@@ -62,8 +62,8 @@ def version() -> str:
 
 def parts(
     places: Places,
-    settings: Settings,
     *,
+    most_wait_minutes: int,
     program: str,
     user: str,
     release: tuple[int, int, int] | None,
@@ -79,12 +79,12 @@ def parts(
     if not _USER.match(user):
         raise InstallError(f"SlurmUser {user!r} cannot be named in a unit")
     given = {
-        "RANKINGS": places.folders.rankings,
-        "REQUESTS": places.folders.requests,
-        "STAGED": places.folders.staged,
-        "STATE": places.folders.state,
+        "RANKINGS": str(places.folders.rankings),
+        "REQUESTS": str(places.folders.requests),
+        "STAGED": str(places.folders.staged),
+        "STATE": str(places.folders.state),
         "CONFIG": str(places.config),
-        "MOST_WAIT_MINUTES": str(settings.waiting.most_minutes),
+        "MOST_WAIT_MINUTES": str(most_wait_minutes),
         "VERSION": version(),
         "PROGRAM": program,
         "USER": user,
@@ -161,19 +161,18 @@ def _compiled(
 def _unit_folders(places: Places) -> str:
     """Directives that make the folders, each of SlurmUser alone."""
     runtime, others = [], []
-    for each in places.folders.all()[:-1]:
-        path = Path(each)
+    for path in (places.folders.rankings, places.folders.requests, places.folders.staged):
         if path.is_relative_to("/run") and len(path.parts) > 2:
             runtime.append(str(path.relative_to("/run")))
         else:
-            others.append(each)
+            others.append(str(path))
     lines = []
     if runtime:
         tops = dict.fromkeys(each.partition("/")[0] for each in runtime)
         named = " ".join(dict.fromkeys((*tops, *runtime)))
         lines += [f"RuntimeDirectory={named}", "RuntimeDirectoryMode=0700",
                   "RuntimeDirectoryPreserve=yes"]  # fmt: skip
-    state = Path(places.folders.state)
+    state = places.folders.state
     if state.is_relative_to("/var/lib") and len(state.parts) > 3:
         lines += [f"StateDirectory={state.relative_to('/var/lib')}", "StateDirectoryMode=0700"]
     else:
@@ -250,7 +249,7 @@ def write(steps: Sequence[Step], compiler: str) -> None:
 
 
 def _stage(part: Part) -> Path:
-    part.path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+    _make_folder(part.path.parent)
     handle, name = tempfile.mkstemp(prefix=f".{part.path.name}.", dir=part.path.parent)
     temporary = Path(name)
     try:
@@ -263,6 +262,15 @@ def _stage(part: Part) -> Path:
         temporary.unlink()
         raise
     return temporary
+
+
+def _make_folder(path: Path) -> None:
+    """With those above it, open to everybody whatever the installing user's mask says."""
+    if path.is_dir():
+        return
+    _make_folder(path.parent)
+    path.mkdir()
+    path.chmod(0o755)
 
 
 def build(part: Part, compiler: str) -> bytes:

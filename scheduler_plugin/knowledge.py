@@ -19,6 +19,8 @@ EVERYBODY = "*"
 MOST_DATASETS = 20_000
 # Over how long a rate of losing is averaged: the life of an epoch's worth of reads, not of one.
 _AVERAGED_SECONDS = 300.0
+# Below this, in bytes a second, nothing is being lost.
+_LEAST_RATE = 0.01
 
 
 class Holding(Struct, frozen=True):
@@ -111,7 +113,7 @@ class Losses:
         for node, size in before.items():
             lost = max(0, size - holding.nodes.get(node, 0)) / passed
             rate = rates.get(node, 0.0) + share * (lost - rates.get(node, 0.0))
-            if rate >= 1.0:
+            if rate >= _LEAST_RATE:
                 found[node] = rate
         return found
 

@@ -5,41 +5,15 @@ from pathlib import Path
 
 import msgspec
 
+from scheduler_plugin.config import FoldersConfig
+
 # Paths are put into C, Lua, TOML and a systemd unit: they hold nothing that means something there.
 _PATH = re.compile(r"/[A-Za-z0-9._+@,=/-]+\Z")
 _PATH_BYTES_MOST = 200
 
 
 class PlaceError(Exception):
-    """A path that is refused, or a configuration that cannot be read."""
-
-
-class Folders(msgspec.Struct, frozen=True):
-    """Where the controller, its prolog and the daemon leave each other files."""
-
-    rankings: str = "/run/feedrack-affinity/rankings"
-    requests: str = "/run/feedrack-affinity/requests"
-    staged: str = "/run/feedrack-affinity/staged"
-    state: str = "/var/lib/feedrack-affinity"
-
-    def all(self) -> tuple[str, str, str, str]:
-        return (self.rankings, self.requests, self.staged, self.state)
-
-
-class _Waiting(msgspec.Struct, frozen=True):
-    most_minutes: int = 1440
-
-
-class _Slurm(msgspec.Struct, frozen=True):
-    commands_folder: str | None = None
-
-
-class Settings(msgspec.Struct, frozen=True):
-    """Of affinity.toml, what is built into the site's parts; the daemon reads the rest."""
-
-    folders: Folders = Folders()
-    waiting: _Waiting = _Waiting()
-    slurm: _Slurm = _Slurm()
+    """A path that is refused; the message says which and why."""
 
 
 class Places(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,7 +23,7 @@ class Places(msgspec.Struct, frozen=True, kw_only=True):
     lib: Path
     units: Path
     config: Path
-    folders: Folders
+    folders: FoldersConfig
 
     @property
     def spank(self) -> Path:
@@ -76,28 +50,16 @@ class Places(msgspec.Struct, frozen=True, kw_only=True):
         return self.units / "feedrack-affinity.service"
 
 
-def load_settings(path: Path) -> Settings:
-    """What an affinity.toml says, or the defaults where there is none.
-
-    Raises: PlaceError.
-    """
-    try:
-        return msgspec.toml.decode(path.read_bytes(), type=Settings)
-    except FileNotFoundError:
-        return Settings()
-    except (OSError, msgspec.MsgspecError) as error:
-        raise PlaceError(f"{path}: {error}") from error
-
-
-def places(etc: Path, lib: Path, units: Path, config: Path, folders: Folders) -> Places:
+def places(etc: Path, lib: Path, units: Path, config: Path, folders: FoldersConfig) -> Places:
     """All places, each looked at.
 
     Raises: PlaceError.
     """
-    for each in (*map(str, (etc, lib, units, config)), *folders.all()):
-        checked(each)
-    if len(set(folders.all())) < len(folders.all()):
-        raise PlaceError("two of the folders are one")
+    ours = (folders.rankings, folders.requests, folders.staged, folders.state)
+    for each in (etc, lib, units, config, *ours):
+        checked(str(each))
+    if len(set(ours)) < len(ours):
+        raise PlaceError("folders: two of them are one")
     return Places(etc=etc, lib=lib, units=units, config=config, folders=folders)
 
 

@@ -21,7 +21,7 @@ from scheduler_plugin.ranking import Held, Layout, Ranking, common_feature, rank
 from scheduler_plugin.ranking_file import Entry, Readers, Rules, render
 from scheduler_plugin.readers import find_group, find_user, readers_of
 from scheduler_plugin.remembered import Remembered
-from scheduler_plugin.slurm.model import Slurm
+from scheduler_plugin.slurm.model import Host, Slurm
 
 # Datasets that are asked for by name at one ranking; the others have their turn at the next.
 _MOST_ASKED = 200
@@ -32,9 +32,9 @@ _STRIDE = 200
 _MOST_TOGETHER = 16
 # Before this release arrays with a preference never start.
 _ARRAYS_FROM = (22, 5, 9)
-# From some release between 22.05 and 24.11 on a job is never started none of whose preferred places
-# can hold all of it.
-_COMMON_FROM = (23, 2, 0)
+# From this release on a job of several nodes can be held for ever by its preference: see
+# `places_for` in site/job_submit.lua.
+_COMMON_FROM = (24, 11, 0)
 
 log = structlog.get_logger()
 
@@ -44,6 +44,7 @@ class Facts(Struct, frozen=True):
 
     members: Sequence[GatewayNode]
     holdings: Mapping[Dataset, Holding]
+    hosts: Sequence[Host]
     layout: Layout
     rules: Rules
 
@@ -72,11 +73,29 @@ class Ranker:
         self._asked: dict[Dataset, Holding] = {}
         self._turn = 0
         self._readers: dict[Dataset, Readers] = {}
-        self.racks: Mapping[str, str] = {}
+        self._racks: Mapping[str, str] = {}
 
-    def readers(self, dataset: Dataset) -> Readers:
-        """Who may be told of a dataset, as of the last ranking; nobody of one that is not known."""
-        return self._readers.get(dataset, Readers())
+    async def readers(self, dataset: Dataset) -> Readers:
+        """Who may be told of a dataset, as of the last ranking; of one that was not in it the
+        gateways are asked now. GatewaysUnavailable."""
+        known = self._readers.get(dataset)
+        if known is None:
+            counted = await self.ask_for(dataset)
+            known = Readers()
+            if counted is not None:
+                holding = holding_of(counted)
+                known = (await asyncio.to_thread(self._find_readers, {dataset: holding}))[dataset]
+            self._readers[dataset] = known
+        return known
+
+    def rack_of(self, place: str) -> str | None:
+        """The rack, as the gateways call it, of one of Slurm's hosts, or that a feature stands
+        for; None where they have none there."""
+        return self._racks.get(place)
+
+    def racks(self) -> Sequence[str]:
+        """The gateways' racks, by name."""
+        return sorted(set(self._racks.values()))
 
     async def refresh(self) -> int:
         """Makes all rankings anew; how many datasets there are. GatewaysUnavailable,
@@ -88,7 +107,7 @@ class Ranker:
         expires = int(now + self._config.ranking.valid_seconds)
         files = await self._files(facts, who, expires)
         self._readers = who
-        self.racks = self._racks_of_hosts(facts)
+        self._racks = self._racks_of_places(facts)
         await asyncio.to_thread(self._folder.write, files, expires=expires, now=now)
         await asyncio.to_thread(self._remembered.save)
         return len(files)
@@ -100,13 +119,15 @@ class Ranker:
         await self._ask_for_others(holdings)
         release = await self._slurm.release()
         hosts = await self._slurm.hosts()
+        layout = Layout.of(hosts)
         rules = Rules(
             arrays=release >= _ARRAYS_FROM,
             default_partition=await self._slurm.default_partition(),
             common_feature=common_feature(hosts),
             common_needed=release >= _COMMON_FROM,
+            sizes=layout.sizes,
         )
-        return Facts(members, holdings, Layout.of(hosts), rules)
+        return Facts(members, holdings, hosts, layout, rules)
 
     async def ask_for(self, dataset: Dataset) -> Counted | None:
         """What is held of one dataset; None where there is no such bucket."""
@@ -200,18 +221,17 @@ class Ranker:
             readers = readers.both(who.get(dataset, Readers()))
         return Entry(rank(held, facts.layout), readers, tuple(hint[1:]))
 
-    def _racks_of_hosts(self, facts: Facts) -> dict[str, str]:
-        """By host, the rack that the gateways know its place by: that of the node of its name, else
-        the one whose feature it has."""
-        features = {
-            self._config.racks.get(each.rack, each.rack): each.rack for each in facts.members
-        }
-        racks = {
-            host: features[name]
-            for host, names in facts.layout.hosts.items()
-            for name in names
-            if name in features
+    def _racks_of_places(self, facts: Facts) -> dict[str, str]:
+        """By host and by feature of a rack, the gateways' name for that rack: of a host, where the
+        node of its name is, else the one whose feature it has."""
+        names = self._config.racks
+        racks = {names.get(each.rack, each.rack): each.rack for each in facts.members}
+        places = {
+            host.name: racks[feature]
+            for host in facts.hosts
+            for feature in sorted(host.features)
+            if feature in racks
         }
         for each in facts.members:
-            racks[self._config.nodes.get(each.id, each.id)] = each.rack
-        return racks
+            places[self._config.nodes.get(each.id, each.id)] = each.rack
+        return racks | places

@@ -76,16 +76,19 @@ class _Feature(Struct):
 
 class Layout(Struct, frozen=True):
     """Slurm's hosts, summed up once for any number of datasets: by partition, what has which
-    feature; and the features of each host that can be asked for by its own name."""
+    feature; the features of each host that can be asked for by its own name; and how many usable
+    hosts each partition has."""
 
     partitions: Mapping[str, Mapping[str, _Feature]]
     hosts: Mapping[str, Sequence[str]]
+    sizes: Mapping[str, int]
 
     @staticmethod
     def of(hosts: Iterable[Host]) -> "Layout":
         """The layout of these; of those that are not usable nothing."""
         partitions: dict[str, dict[str, _Feature]] = {ALL_PARTITIONS: {}}
         named: dict[str, Sequence[str]] = {}
+        sizes: dict[str, int] = {}
         for host in hosts:
             if not host.usable:
                 continue
@@ -93,12 +96,13 @@ class Layout(Struct, frozen=True):
                 named[host.name] = sorted(host.features)
             for partition in (ALL_PARTITIONS, *host.partitions):
                 features = partitions.setdefault(partition, {})
+                sizes[partition] = sizes.get(partition, 0) + 1
                 for name in host.features:
                     each = features.setdefault(name, _Feature())
                     each.hosts += 1
                     each.cpus = max(each.cpus, host.cpus)
                     each.load += min(1.0, max(0.0, host.load))
-        return Layout(partitions, named)
+        return Layout(partitions, named, sizes)
 
 
 def common_feature(hosts: Iterable[Host]) -> str:
@@ -148,7 +152,10 @@ def _places(
         if name in features and name in names
     ]
     # A node that saves no more than any node of the best rack is not worth waiting for.
-    return (*_best([each for each in nodes if each.saved_bytes > floor], MOST_NODES), *racks)
+    best = _best([each for each in nodes if each.saved_bytes > floor], MOST_NODES)
+    # A rack may be called as its only node is.
+    taken = {each.feature for each in best}
+    return (*best, *(each for each in racks if each.feature not in taken))
 
 
 def _rack(name: str, feature: _Feature, size: float) -> Place:

@@ -4,20 +4,19 @@
     dataset s3://train/imagenet
     users 0 1001                                  or *; those whom it is for
     groups 100
-    [main]                                        a partition; * is all of them together
+    [main] 32                                     a partition, its hosts; * is all of them together
     n4 1 64 rack2                                 feature, hosts, CPUs of the largest, its rack or -
     rack2 16 64 -
     with s3://train/labels                        the same for several datasets named together,
     users 0 1001                                  the others in the order in which they are named
     groups 100
-    [main]
+    [main] 32
     …
     end
 
 EXPIRES is in seconds since 1970; ARRAYS says whether arrays may have a preference, yes or no;
 DEFAULT is the partition of jobs that name none, or -; COMMON is a feature that all nodes have, -
-where none is needed, ! where there is none. Later releases never start a job none of whose
-preferred places can hold all of it; that feature, at the end, can.
+where none is needed, ! where there is none. Hosts are those that are usable.
 
 It is written whole and put in place by rename; what does not end with `end` is not believed.
 """
@@ -69,12 +68,13 @@ class Entry(Struct, frozen=True):
 
 class Rules(Struct, frozen=True):
     """What holds for all datasets: see above. `common_feature` "": there is none; `common_needed`:
-    whether this release needs one."""
+    whether this release needs one; `sizes`: the hosts of each partition."""
 
     arrays: bool = True
     default_partition: str = ""
     common_feature: str = ""
     common_needed: bool = True
+    sizes: Mapping[str, int] = {}
 
 
 def render(
@@ -103,7 +103,7 @@ def render(
         piece += _raw(_readers(entry.readers))
         if len(piece) > room:
             break
-        for section in _sections(entry.ranking.places, default):
+        for section in _sections(entry.ranking.places, default, rules.sizes):
             if len(piece) + len(section) > room:
                 break
             piece += section
@@ -128,11 +128,13 @@ def _readers(readers: Readers) -> str:
     return f"users {users}\ngroups {groups}\n"
 
 
-def _sections(places: Mapping[str, Sequence[Place]], default: str) -> list[bytes]:
+def _sections(
+    places: Mapping[str, Sequence[Place]], default: str, sizes: Mapping[str, int]
+) -> list[bytes]:
     """The default partition first, then all together, then the others by name."""
     names = sorted(places, key=lambda name: (name != default, name != ALL_PARTITIONS, name))
     return [
-        _raw(f"[{name}]\n" + "".join(map(_line, places[name])))
+        _raw(f"[{name}] {sizes.get(name, 0):d}\n" + "".join(map(_line, places[name])))
         for name in names
         if name == ALL_PARTITIONS or _PARTITION.fullmatch(name)
     ]

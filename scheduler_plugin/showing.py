@@ -4,6 +4,7 @@ import sys
 from collections.abc import Mapping
 
 from msgspec import Struct
+from msgspec.structs import replace
 from rich.console import Console
 from rich.filesize import decimal
 from rich.table import Table
@@ -47,7 +48,7 @@ async def ask(config: Config, dataset: Dataset) -> Shown:
 
 def _with(facts: Facts, dataset: Dataset, holding: Holding) -> Facts:
     holdings = {**facts.holdings, dataset: holding}
-    return Facts(facts.members, holdings, facts.layout, facts.rules)
+    return replace(facts, holdings=holdings)
 
 
 def _shown(ranker: Ranker, facts: Facts, dataset: Dataset) -> Shown:

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 import structlog
 
@@ -12,36 +12,39 @@ from scheduler_plugin.gateways import Gateways, Refused, TooBusy
 from scheduler_plugin.ranking_file import Readers
 from scheduler_plugin.readers import find_user_and_group
 from scheduler_plugin.slurm.model import Job
-from scheduler_plugin.warming import Ask, Asked, Cancel, Hasten, Key, plan
+from scheduler_plugin.warming import Ask, Asked, Cancel, Hasten, Key, due, plan
 
 log = structlog.get_logger()
 
 # One that is refused is not asked for again before this.
 _REFUSED_SECONDS = 300.0
+# Of what a job is held for: before what others will want, after what some read already.
+STAGED_PRIORITY = 950
 
 
 class Warmer:
-    """`racks` gives the gateways' rack of a host; `readers` says who may read a dataset."""
+    """`rack_of` gives the gateways' rack of a host; `readers` says who may read a dataset."""
 
     def __init__(
         self,
         config: WarmingConfig,
         gateways: Gateways,
         *,
-        racks: Callable[[], Mapping[str, str]],
-        readers: Callable[[Dataset], Readers],
+        rack_of: Callable[[str], str | None],
+        readers: Callable[[Dataset], Awaitable[Readers]],
         now: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._config = config
         self._gateways = gateways
-        self._racks = racks
+        self._rack_of = rack_of
         self._readers = readers
         self._now = now
         self._monotonic = monotonic
         self._asked: dict[Key, Asked] = {}
         self._refused: dict[Dataset, float] = {}
         self._users: dict[str, tuple[int, int] | None] = {}
+        self._may: dict[Dataset, Readers] = {}
 
     async def look(self, jobs: Sequence[Job], *, whole: bool = True) -> None:
         """Takes the steps that these jobs ask for. `whole`: they are all there are, and what was
@@ -49,14 +52,18 @@ class Warmer:
         if not self._config.enabled:
             return
         await self._find_users(jobs)
+        ahead, again = self._config.ahead_seconds, self._config.again_seconds
+        wall = self._now()
+        datasets = due(jobs, ahead_seconds=ahead, again_seconds=again, wall=wall)
+        self._may = {each: await self._readers(each) for each in sorted(datasets)}
         steps = plan(
             jobs,
             self._asked,
             racks_of=self._racks_of,
             may_read=self._may_read,
-            ahead_seconds=self._config.ahead_seconds,
-            again_seconds=self._config.again_seconds,
-            wall=self._now(),
+            ahead_seconds=ahead,
+            again_seconds=again,
+            wall=wall,
             now=self._monotonic(),
         )
         for step in steps:
@@ -67,6 +74,18 @@ class Warmer:
                     await self._hasten(step)
                 case Cancel() if whole:
                     await self._cancel(step)
+
+    async def stage(self, job: Job, dataset: Dataset, racks: Sequence[str]) -> str | None:
+        """Has a dataset brought into these racks for a job that waits for that; the prefetch's id,
+        None where it cannot be. GatewaysUnavailable."""
+        key = (dataset, racks[0])
+        if key not in self._asked or job.id not in self._asked[key].jobs:
+            await self._find_users([job])
+            self._may = {dataset: await self._readers(dataset)}
+            if self._may_read(job, dataset):
+                await self._ask(Ask(dataset, tuple(racks), job.id, STAGED_PRIORITY))
+        asked = self._asked.get(key)
+        return asked.id if asked is not None and job.id in asked.jobs else None
 
     async def _ask(self, step: Ask) -> None:
         now = self._monotonic()
@@ -102,12 +121,12 @@ class Warmer:
         self._asked = {key: each for key, each in self._asked.items() if each.id != step.id}
 
     def _racks_of(self, hosts: Iterable[str]) -> Sequence[str]:
-        racks = self._racks()
-        return list(dict.fromkeys(racks[host] for host in hosts if host in racks))
+        racks = dict.fromkeys(map(self._rack_of, hosts))
+        return [rack for rack in racks if rack is not None]
 
     def _may_read(self, job: Job, dataset: Dataset) -> bool:
         who = self._users.get(job.user)
-        return who is not None and self._readers(dataset).knows(*who)
+        return who is not None and self._may.get(dataset, Readers()).knows(*who)
 
     async def _find_users(self, jobs: Iterable[Job]) -> None:
         names = {job.user for job in jobs}

@@ -81,11 +81,10 @@ def plan(
     for job in jobs:
         alive.add(job.id)
         priority = _priority(job, wall, ahead_seconds=ahead_seconds, late_seconds=again_seconds)
-        hint = hint_of(job) if priority is not None else None
-        if hint is None or priority is None:
+        if priority is None:
             continue
         racks = racks_of(job.hosts)
-        for dataset in hint.datasets:
+        for dataset in _datasets(job):
             if not racks or not may_read(job, dataset):
                 continue
             missing = []
@@ -103,6 +102,23 @@ def plan(
     needed = {id_ for id_, _ in hastened}
     gone = {each.id for each in asked.values() if not each.jobs & alive} - needed
     return steps + [Cancel(id_) for id_ in sorted(gone)]
+
+
+def due(
+    jobs: Iterable[Job], *, ahead_seconds: float, again_seconds: float, wall: float
+) -> set[Dataset]:
+    """The datasets of the jobs that `plan` has something to do for."""
+    return {
+        dataset
+        for job in jobs
+        if _priority(job, wall, ahead_seconds=ahead_seconds, late_seconds=again_seconds) is not None
+        for dataset in _datasets(job)
+    }
+
+
+def _datasets(job: Job) -> Sequence[Dataset]:
+    hint = hint_of(job)
+    return hint.datasets if hint is not None else ()
 
 
 def _matters(priority: int, before: int) -> bool:

@@ -31,7 +31,8 @@ const char feedrack_built_for[] = {
     TWO_DIGITS(SLURM_VERSION_MICRO(SLURM_VERSION_NUMBER)), '\0',
 };
 
-enum { HINT_BYTES = 1000, MINUTES_MOST = 1440, MINUTES_DIGITS = 4 };
+enum { HINT_BYTES = 1000, DATASETS_MOST = 8, BUCKET_BYTES_LEAST = 3, BUCKET_BYTES = 63 };
+enum { MINUTES_MOST = 1440, MINUTES_DIGITS = 4 };
 enum { DATASET, DATASET_WAIT };
 
 static char hint[HINT_BYTES + 1];
@@ -40,33 +41,50 @@ static char wait_minutes[MINUTES_DIGITS + 1];
 /* Bytes that no hint has: they would end it, split it, or mean something to who reads it next. */
 static int forbidden(unsigned char byte)
 {
-    return byte <= ' ' || byte == 0x7f || byte == '"' || byte == '\'';
+    return byte <= ' ' || byte == 0x7f || byte == '"' || byte == '\'' || byte == '\\';
 }
 
-/* What is wrong with a hint, in words for its user; NULL if it is one. */
+/* The length of the bucket's name that `text` begins with; 0 if it is none. */
+static size_t bucket_bytes(const char *text)
+{
+    const size_t bytes = strspn(text, "abcdefghijklmnopqrstuvwxyz0123456789.-");
+
+    if (bytes < BUCKET_BYTES_LEAST || bytes > BUCKET_BYTES || *text == '.' || *text == '-' ||
+        text[bytes - 1] == '.' || text[bytes - 1] == '-')
+        return 0;
+    return bytes;
+}
+
+/* What is wrong with a hint, in words for its user; NULL if it is one. The rules are those of
+ * scheduler_plugin/dataset.py and job_submit.lua, but that a dataset named twice counts twice. */
 static const char *wrong_with_hint(const char *text)
 {
     static const char scheme[] = "s3://";
     const size_t scheme_bytes = sizeof scheme - 1;
+    const char *at = text;
 
     if (text == NULL || *text == '\0')
         return "it names no dataset; say --dataset=s3://bucket/prefix";
     if (strnlen(text, HINT_BYTES + 1) > HINT_BYTES)
         return "it is longer than 1000 bytes";
-    for (const char *at = text; *at != '\0'; at++)
-        if (forbidden((unsigned char)*at))
-            return "it has a space, a quote or a control character in it";
-    for (const char *at = text;;) {
+    for (const char *each = text; *each != '\0'; each++)
+        if (forbidden((unsigned char)*each))
+            return "it has a space, a quote, a backslash or a control character in it";
+    for (int count = 1; count <= DATASETS_MOST; count++) {
+        size_t bytes;
+
         if (strncmp(at, scheme, scheme_bytes) != 0)
             return "each dataset is named s3://bucket/prefix, with a comma between two";
         at += scheme_bytes;
-        if (*at == '\0' || *at == '/' || *at == ',')
-            return "a bucket's name comes after s3://";
+        bytes = bucket_bytes(at);
+        if (bytes == 0 || strchr("/,", at[bytes]) == NULL)
+            return "what comes after s3:// can be no bucket's name";
         at = strchr(at, ',');
         if (at == NULL)
             return NULL;
         at++;
     }
+    return "it names more than 8 datasets";
 }
 
 static const char *wrong_with_minutes(const char *text)

@@ -199,30 +199,47 @@ local function nodes_needed(job, cpus)
    return nodes
 end
 
--- The places of the job's partition that can hold the whole job, the best first, and whether it may
--- take more than one node.
-local function places_for(part, job, default)
+-- The places of the job's partition that can hold the whole job, the best first, and whether that
+-- takes several nodes on a strict release; nil and why not.
+--
+-- `strict` is for releases that hold a job for ever once they find no place that could ever hold all
+-- of it (24.11 to 26.05 at least), and count wrong when they look: nodes of earlier places that are
+-- busy are missing in later ones, a feature of all nodes among them. So there, where a job takes
+-- several nodes, as many must be in no place at all.
+local function places_for(part, job, default, strict)
    local partition = job.partition
    if not given(partition) then
       partition = default
    elseif string.find(partition, ",", 1, true) then
       partition = "*"
    end
-   local places, several = {}, false
-   local _, from = string.find(part, "\n[" .. partition .. "]\n", 1, true)
-   if not from then
-      return places, several
+   local places = {}
+   local _, from = string.find(part, "\n[" .. partition .. "] ", 1, true)
+   local size = from and tonumber(string.match(part, "^%d+", from + 1))
+   if not size then
+      return places
    end
-   local stop = string.find(part, "\n[", from, true) or #part
-   local section = string.sub(part, from + 1, stop)
+   local section = string.sub(part, from + 1, string.find(part, "\n[", from, true) or #part)
+   local used, careful = 0, false
    for feature, hosts, cpus in string.gmatch(section, "([A-Za-z0-9_.-]+) (%d+) (%d+) [^ \n]+\n") do
       local needed = nodes_needed(job, tonumber(cpus))
-      several = several or needed > 1
-      if tonumber(hosts) >= needed and #places < MOST_PLACES - 1 then
+      hosts = tonumber(hosts)
+      local fits = hosts >= needed
+      if strict and needed > 1 then
+         if given(job.features) or given(job.exc_nodes) then
+            return nil, "several-nodes-of-some"
+         elseif strict == "!" then
+            return nil, "no-common-feature"
+         end
+         fits = fits and size - used - hosts >= needed
+         careful = true
+      end
+      if fits and #places < MOST_PLACES - 1 then
          places[#places + 1] = feature
+         used = used + hosts
       end
    end
-   return places, several
+   return places, careful
 end
 
 -- The places as one expression, with the user's own constraint in front and `last` at the end; nil
@@ -260,9 +277,10 @@ local function reason_to_pass(job)
    return nil
 end
 
--- What is to be preferred, and what it is without the places that are no places but all of them; nil
--- for nothing and why.
-local function decide(job, datasets)
+-- What is to be preferred, and what is to be waited for; nil and why not. Where a job waits for its
+-- places, what it prefers must be those and no others, since a preference goes before a constraint;
+-- and where it takes several nodes on a strict release it waits for one place, and prefers none.
+local function decide(job, datasets, waits)
    local why = reason_to_pass(job)
    if why then
       return nil, why
@@ -287,10 +305,9 @@ local function decide(job, datasets)
    if given(job.array_inx) and arrays ~= "yes" then
       return nil, "array-on-this-release"
    end
-   local places, several = places_for(part, job, default)
-   if several and common == "!" then
-      -- Were none of the places able to hold the job, this release would never start it.
-      return nil, "no-common-feature"
+   local places, careful = places_for(part, job, default, common ~= "-" and common)
+   if not places then
+      return nil, careful
    end
    local last = string.match(common, "^[A-Za-z0-9_.-]+$")
    if not last or last == "-" then
@@ -300,7 +317,22 @@ local function decide(job, datasets)
    if not preferred then
       return nil, "no-place"
    end
-   return preferred, expression(places, job.features, "")
+   if not waits then
+      return preferred
+   elseif careful then
+      return "", expression({ places[1] }, job.features, "")
+   end
+   local waited = expression(places, job.features, "")
+   return waited, waited
+end
+
+-- The minutes that the job asks to wait, nil where it does not.
+local function minutes_of(text)
+   local minutes = text and string.match(text, "^%d+$") and tonumber(text)
+   if minutes and minutes > 0 then
+      return math.min(minutes, MOST_WAIT_MINUTES)
+   end
+   return nil
 end
 
 local function value(text)
@@ -321,15 +353,15 @@ local function place(job)
       job.admin_comment = said[1] .. " did=nothing why=bad-hint"
       return
    end
-   local preferred, places = decide(job, datasets)
-   local begin, bound
+   local wait = minutes_of(minutes)
+   local preferred, places = decide(job, datasets, wait)
+   local bound
    if preferred then
       say("did", "preferred")
       say("prefer", value(preferred))
-      local wait = minutes and string.match(minutes, "^%d+$") and tonumber(minutes)
-      if wait and wait > 0 then
-         begin = math.max(number(job.begin_time) or 0, os.time())
-         bound = begin + 60 * math.min(wait, MOST_WAIT_MINUTES)
+      if wait then
+         local begin = math.max(number(job.begin_time) or 0, os.time())
+         bound = begin + 60 * wait
          say("begin", string.format("%d", begin))
          say("wait", string.format("%d", bound))
          say("places", value(places))
@@ -340,7 +372,7 @@ local function place(job)
       say("why", places)
    end
    say("dataset", value(table.concat(datasets, ",")))
-   if preferred then
+   if given(preferred) then
       job.prefer = preferred
    end
    if bound then

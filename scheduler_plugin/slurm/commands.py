@@ -63,8 +63,13 @@ class SlurmCommands:
     async def hold(self, job_id: int, features: str, *, start: float) -> None:
         await self._update(job_id, f"Features={features}", f"StartTime={_time(start)}")
 
-    async def relax(self, job_id: int, features: str) -> None:
+    async def relax(self, job_id: int, features: str, *, release: bool) -> None:
         await self._update(job_id, f"Features={features}")
+        if release:
+            await self._run("scontrol", "release", f"{job_id:d}")
+
+    async def unprefer(self, job_id: int) -> None:
+        await self._update(job_id, "Prefer=")
 
     async def _with_expected_hosts(self, jobs: Sequence[Job]) -> Sequence[Job]:
         text = await self._run("squeue", "--noheader", "--states=PENDING", "--format=%A %Y")

@@ -27,7 +27,8 @@ class Host(Struct, frozen=True):
 class Job(Struct, frozen=True, kw_only=True):
     """A job that has not ended. `features` is its constraint as it stands. `start` is when it began
     or is expected to, in seconds since 1970, 0 where nobody knows; `hosts` where, or, of one that
-    waits, where backfill would put it now. `eligible`: not before."""
+    waits, where backfill would put it now. `eligible`: not before. `burst_buffer`: the lines of its
+    script that are meant for such a plugin."""
 
     id: int
     state: JobState
@@ -35,11 +36,13 @@ class Job(Struct, frozen=True, kw_only=True):
     comment: str = ""
     admin_comment: str = ""
     features: str = ""
+    prefer: str = ""
     partition: str = ""
     start: float = 0.0
     eligible: float = 0.0
     hosts: tuple[str, ...] = ()
     reason: str = ""
+    burst_buffer: str = ""
 
 
 class Slurm(Protocol):
@@ -63,6 +66,11 @@ class Slurm(Protocol):
         """Binds a job that waits to `features`, and lets it start from `start` on."""
         ...
 
-    async def relax(self, job_id: int, features: str) -> None:
-        """Gives a job that waits the constraint it came with; "" is none."""
+    async def relax(self, job_id: int, features: str, *, release: bool) -> None:
+        """Gives a job that waits the constraint it came with, "" for none; `release`: Slurm has
+        given it up, and is to try again."""
+        ...
+
+    async def unprefer(self, job_id: int) -> None:
+        """Takes its preference from a job that waits."""
         ...

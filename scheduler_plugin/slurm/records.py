@@ -62,12 +62,14 @@ class _RawJob(Struct):
     comment: str | None = ""
     admin_comment: str | None = ""
     features: str | None = ""
+    prefer: str | None = ""
     partition: str | None = ""
     start_time: _MaybeNumber = 0
     eligible_time: _MaybeNumber = 0
     nodes: str | None = ""
     scheduled_nodes: str | None = None
     state_reason: str | None = ""
+    burst_buffer: str | None = ""
 
 
 class _Jobs(Struct):
@@ -161,11 +163,13 @@ def _job(raw: _RawJob) -> Job:
         comment=raw.comment or "",
         admin_comment=raw.admin_comment or "",
         features=raw.features or "",
+        prefer=raw.prefer or "",
         partition=raw.partition or "",
         start=_seconds(raw.start_time),
         eligible=_seconds(raw.eligible_time),
         hosts=expand_hosts(where or ""),
         reason=raw.state_reason or "",
+        burst_buffer=raw.burst_buffer or "",
     )
 
 
