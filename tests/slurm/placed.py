@@ -206,8 +206,9 @@ class Placed:
 
     def await_first(self, dataset: str, place: str) -> None:
         """Waits until a dataset's ranking begins with a place."""
+        first = re.compile(rf"^\[[^\n]*\n{re.escape(place)} ", re.MULTILINE)
         until(
-            lambda: f"]\n{place} " in self.ranking(dataset),
+            lambda: first.search(self.ranking(dataset)),
             what=f"{place} never came first: {self.ranking(dataset)}\n{self.log[-2000:]}",
         )
 

@@ -25,7 +25,7 @@ PARTITIONS = (
 
 @pytest.fixture(scope="module")
 def cluster(slurm_is_there: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Placed]:
-    """n4 holds the images, n1 the labels. Nothing is warmed for jobs, so that it stays like this."""
+    """n4 holds the images, n1 the labels. Nothing is warmed for jobs: it stays like this."""
     with Placed(
         tmp_path_factory.mktemp("placed"),
         partitions=PARTITIONS,
@@ -310,7 +310,7 @@ def test_a_job_of_unlike_parts_starts_as_soon_as_without_us(following: Placed) -
 
 def test_datasets_named_together_are_placed_by_the_first_then_by_all(following: Placed) -> None:
     both = f"{IMAGES},{LABELS}"
-    first = following.place(f"--dataset={both}")
+    first = following.place(f"--dataset={both}", script=STAYS)
     assert first.said["dataset"] == both
     assert first.nodes == ["n4"]
     until(lambda: f"\nwith {LABELS}\n" in following.ranking(IMAGES), what="nobody remembers")
@@ -325,7 +325,7 @@ def test_a_dataset_deeper_than_is_counted_is_followed_once_it_was_named(
     deep = "s3://train/video/2026/november/clips"
     following.put(deep)
     following.warm(deep, "n1")
-    first = following.place(f"--dataset={deep}")
+    first = following.place(f"--dataset={deep}", script=STAYS)
     assert first.said["why"] == "no-ranking"
     following.await_first(deep, "n1")
     assert following.place(f"--dataset={deep}").nodes == ["n1"]
