@@ -18,7 +18,7 @@ from benchmarks.racks import Place
 from benchmarks.server import ACCESS_KEY, SECRET_KEY, PeerMissingError, Server, free_port
 
 CLUSTER = "bench"
-_ADMIN_TOKEN = "let-the-benchmark-in"
+ADMIN_TOKEN = "let-the-benchmark-in"
 
 
 class Redis(Server):
@@ -87,10 +87,14 @@ class Node(OverS3):
         if cores is not None:
             self.cores = cores
 
+    @property
+    def admin_url(self) -> str:
+        return f"http://{self.host}:{self._admin_port}"
+
     def write_config(self) -> Path:
         for name, secret in (
             ("secret", SECRET_KEY),
-            ("token", _ADMIN_TOKEN),
+            ("token", ADMIN_TOKEN),
             ("cluster-secret", "the-benchmark's-nodes-know-each-other-by-this"),
         ):
             (self.folder / name).write_text(secret)
@@ -158,8 +162,8 @@ class Node(OverS3):
 
     def _ask(self, path: str) -> bytes:
         request = urllib.request.Request(
-            f"http://{self.host}:{self._admin_port}{path}",
-            headers={"Authorization": f"Bearer {_ADMIN_TOKEN}"},
+            f"{self.admin_url}{path}",
+            headers={"Authorization": f"Bearer {ADMIN_TOKEN}"},
         )
         with urllib.request.urlopen(request, timeout=10) as answer:
             return bytes(answer.read())

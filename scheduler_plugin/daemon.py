@@ -95,8 +95,10 @@ class Daemon:
 
     async def _rank_on(self) -> None:
         while True:
+            began = time.monotonic()
             await self._try("ranking", self._ranker.refresh)
-            await asyncio.sleep(self._config.ranking.refresh_seconds)
+            took = time.monotonic() - began
+            await asyncio.sleep(max(self._config.ranking.refresh_seconds, took))
 
     async def _look_on(self) -> None:
         while True:

@@ -6,19 +6,19 @@ names and numbers are checked.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, TypeVar
+from typing import Any, TypeVar
 
 import aiohttp
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import Struct
 
 from scheduler_plugin.dataset import Dataset
+from scheduler_plugin.told import Bytes, Counted, GatewayNode
 
 _MOST_BODY_BYTES = 64 * 1024**2
 _MOST_PAGES = 100
 _PAGE = 10_000
 
-_Bytes = Annotated[int, Meta(ge=0, le=2**60)]
 _T = TypeVar("_T")
 
 
@@ -32,22 +32,6 @@ class TooBusy(GatewaysUnavailable):
 
 class Refused(GatewaysUnavailable):
     """What was asked for is nothing they know, such as a bucket; asking again is no use."""
-
-
-class GatewayNode(Struct, frozen=True):
-    """A member, as `/v1/members` tells of it."""
-
-    id: str
-    rack: str
-    state: str = ""
-
-
-class Counted(Struct, frozen=True):
-    """Bytes held of a dataset by node, and the tenants that may read all of it (`*`: everybody)."""
-
-    dataset: str
-    nodes: Mapping[str, _Bytes]
-    readers: Sequence[str] = ()
 
 
 class Prefetch(Struct, frozen=True):
@@ -88,7 +72,7 @@ class _Page(Struct):
 
 class _HeldNode(Struct):
     id: str
-    bytes: _Bytes
+    bytes: Bytes
 
 
 class _Held(Struct):

@@ -7,13 +7,13 @@ or the configuration does.
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 
 from msgspec import Struct
 
 from scheduler_plugin.dataset import BadHint, Dataset, parse_dataset
-from scheduler_plugin.gateways import Counted, GatewayNode
 from scheduler_plugin.ranking import Held
+from scheduler_plugin.told import Counted, GatewayNode
 
 EVERYBODY = "*"
 MOST_DATASETS = 20_000
@@ -55,26 +55,31 @@ def holding_of(counted: Counted) -> Holding:
     return Holding(dict(counted.nodes), frozenset(counted.readers))
 
 
-def held_by_hosts(
-    holding: Holding,
-    members: Sequence[GatewayNode],
-    losses: Mapping[str, float],
-    *,
-    nodes: Mapping[str, str],
-    racks: Mapping[str, str],
-) -> list[Held]:
-    """The same in Slurm's names. What nodes hold that are no members, or are leaving, is nothing to
-    send a job to."""
-    return [
-        Held(
-            nodes.get(member.id, member.id),
-            racks.get(member.rack, member.rack),
-            holding.nodes[member.id],
-            losses.get(member.id, 0.0),
+class Places(Struct, frozen=True):
+    """Slurm's names for the place of each member that can be sent jobs to: host and rack."""
+
+    members: Mapping[str, tuple[str, str]]
+
+    @staticmethod
+    def of(
+        members: Iterable[GatewayNode], *, nodes: Mapping[str, str], racks: Mapping[str, str]
+    ) -> "Places":
+        """`nodes` and `racks`: the names that differ. One that is leaving is no place."""
+        return Places(
+            {
+                each.id: (nodes.get(each.id, each.id), racks.get(each.rack, each.rack))
+                for each in members
+                if each.state != "draining"
+            }
         )
-        for member in members
-        if member.state != "draining" and holding.nodes.get(member.id, 0) > 0
-    ]
+
+    def held(self, holding: Holding, losses: Mapping[str, float]) -> list[Held]:
+        """Who holds it, in those names. What nodes hold that are no members is of no use."""
+        return [
+            Held(*self.members[id_], size, losses.get(id_, 0.0))
+            for id_, size in holding.nodes.items()
+            if size > 0 and id_ in self.members
+        ]
 
 
 class Losses:

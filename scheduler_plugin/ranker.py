@@ -15,19 +15,20 @@ from msgspec import Struct
 from scheduler_plugin.config import Config
 from scheduler_plugin.dataset import Dataset, file_name
 from scheduler_plugin.folders import RankingFolder
-from scheduler_plugin.gateways import Counted, GatewayNode, Gateways, Refused
-from scheduler_plugin.knowledge import Holding, Losses, held_by_hosts, holding_of, live
+from scheduler_plugin.gateways import Gateways, Refused
+from scheduler_plugin.knowledge import Holding, Losses, Places, holding_of, live
 from scheduler_plugin.ranking import Held, Layout, Ranking, common_feature, rank
 from scheduler_plugin.ranking_file import Entry, Readers, Rules, render
 from scheduler_plugin.readers import find_group, find_user, readers_of
 from scheduler_plugin.remembered import Remembered
 from scheduler_plugin.slurm.model import Host, Slurm
+from scheduler_plugin.told import Counted, GatewayNode
 
 # Datasets that are asked for by name at one ranking; the others have their turn at the next.
 _MOST_ASKED = 200
 _AT_ONCE = 8
 # After so many rankings made, others have a turn.
-_STRIDE = 200
+_STRIDE = 50
 # Combinations that a dataset's file may speak of.
 _MOST_TOGETHER = 16
 # Before this release arrays with a preference never start.
@@ -43,6 +44,7 @@ class Facts(Struct, frozen=True):
     """All that a ranking is made of."""
 
     members: Sequence[GatewayNode]
+    places: Places
     holdings: Mapping[Dataset, Holding]
     hosts: Sequence[Host]
     layout: Layout
@@ -127,7 +129,8 @@ class Ranker:
             common_needed=release >= _COMMON_FROM,
             sizes=layout.sizes,
         )
-        return Facts(members, holdings, hosts, layout, rules)
+        places = Places.of(members, nodes=self._config.nodes, racks=self._config.racks)
+        return Facts(members, places, holdings, hosts, layout, rules)
 
     async def ask_for(self, dataset: Dataset) -> Counted | None:
         """What is held of one dataset; None where there is no such bucket."""
@@ -145,13 +148,7 @@ class Ranker:
         holding = facts.holdings.get(dataset)
         if holding is None:
             return []
-        return held_by_hosts(
-            holding,
-            facts.members,
-            self._losses.of(dataset),
-            nodes=self._config.nodes,
-            racks=self._config.racks,
-        )
+        return facts.places.held(holding, self._losses.of(dataset))
 
     async def _ask_for_others(self, holdings: dict[Dataset, Holding]) -> None:
         """Adds what is not counted, but was named: some of them anew each time, the rest as last

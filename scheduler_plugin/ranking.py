@@ -19,6 +19,9 @@ from scheduler_plugin.slurm.model import Host
 RACK_WORTH = 0.7
 # How much of its worth a place that is wholly busy loses: less than lies between node and rack.
 LOAD_COST = 0.2
+# A node is named where a job there saves so many times what one anywhere in the best rack does. So
+# much does a node of a rack of four that holds its even share, but none of a rack of sixteen.
+NODE_GAIN = 1.1
 # How far ahead what is being evicted is looked at: some minutes of waiting, then the first epoch.
 HORIZON_SECONDS = 600.0
 # Places that save less than this part of what the best one saves are not worth a job's while.
@@ -92,16 +95,20 @@ class Layout(Struct, frozen=True):
         for host in hosts:
             if not host.usable:
                 continue
+            load = min(1.0, max(0.0, host.load))
             if host.name in host.features:
                 named[host.name] = sorted(host.features)
             for partition in (ALL_PARTITIONS, *host.partitions):
                 features = partitions.setdefault(partition, {})
                 sizes[partition] = sizes.get(partition, 0) + 1
                 for name in host.features:
-                    each = features.setdefault(name, _Feature())
+                    each = features.get(name)
+                    if each is None:
+                        each = features[name] = _Feature()
                     each.hosts += 1
-                    each.cpus = max(each.cpus, host.cpus)
-                    each.load += min(1.0, max(0.0, host.load))
+                    if host.cpus > each.cpus:
+                        each.cpus = host.cpus
+                    each.load += load
         return Layout(partitions, named, sizes)
 
 
@@ -117,19 +124,25 @@ def common_feature(hosts: Iterable[Host]) -> str:
 
 
 def rank(
-    held: Iterable[Held], layout: Layout, *, horizon_seconds: float = HORIZON_SECONDS
+    held: Iterable[Held],
+    layout: Layout,
+    *,
+    horizon_seconds: float = HORIZON_SECONDS,
+    node_gain: float = NODE_GAIN,
 ) -> Ranking:
     """The places for a dataset of which `held` tells who holds it. Of equals the first by name
     comes first, so that the same facts give the same ranking."""
     at_hosts: dict[str, float] = {}
     at_racks: dict[str, float] = {}
     for each in held:
-        expected = each.expected_bytes(horizon_seconds)
+        # Most lose nothing, and the daemon asks for millions.
+        losing = each.lost_per_second > 0
+        expected = each.expected_bytes(horizon_seconds) if losing else each.size_bytes
         if expected > 0:
             at_hosts[each.host] = at_hosts.get(each.host, 0.0) + expected
             at_racks[each.rack] = at_racks.get(each.rack, 0.0) + expected
     places = {
-        partition: _places(features, layout.hosts, at_hosts, at_racks)
+        partition: _places(features, layout.hosts, at_hosts, at_racks, node_gain)
         for partition, features in layout.partitions.items()
     }
     return Ranking({partition: found for partition, found in places.items() if found})
@@ -140,19 +153,33 @@ def _places(
     names: Mapping[str, Sequence[str]],
     at_hosts: Mapping[str, float],
     at_racks: Mapping[str, float],
+    node_gain: float,
 ) -> tuple[Place, ...]:
     racks = _best(
         [_rack(name, features[name], size) for name, size in at_racks.items() if name in features],
         MOST_RACKS,
     )
     floor = racks[0].saved_bytes if racks else 0.0
-    nodes = [
-        _node(name, features[name], own, names[name], at_racks)
-        for name, own in at_hosts.items()
-        if name in features and name in names
-    ]
-    # A node that saves no more than any node of the best rack is not worth waiting for.
-    best = _best([each for each in nodes if each.saved_bytes > floor], MOST_NODES)
+    # What a node must save before its load is looked at. That it is idle makes it no better than
+    # its rack: with whole nodes broken up for it, the next large job would wait.
+    least = node_gain * RACK_WORTH * at_racks[racks[0].feature] if racks else 0.0
+    most_beside = RACK_WORTH * max(at_racks.values(), default=0.0)
+    nodes: list[Place] = []
+    for name, own in at_hosts.items():
+        # Large clusters hold a little of everything everywhere: most nodes end here.
+        if (1.0 - RACK_WORTH) * own + most_beside <= least:
+            continue
+        feature, others = features.get(name), names.get(name)
+        if feature is None or others is None:
+            continue
+        rack = next((each for each in others if each in at_racks), None)
+        beside = max(0.0, at_racks[rack] - own) if rack is not None else 0.0
+        whole = own + RACK_WORTH * beside
+        saved = whole * _worth(feature.load)
+        # A node that saves no more than any node of the best rack is not worth waiting for.
+        if whole > least and saved > floor:
+            nodes.append(Place(name, 1, feature.cpus, saved, rack))
+    best = _best(nodes, MOST_NODES)
     # A rack may be called as its only node is.
     taken = {each.feature for each in best}
     return (*best, *(each for each in racks if each.feature not in taken))
@@ -161,15 +188,6 @@ def _places(
 def _rack(name: str, feature: _Feature, size: float) -> Place:
     worth = _worth(feature.load / feature.hosts)
     return Place(name, feature.hosts, feature.cpus, RACK_WORTH * size * worth)
-
-
-def _node(
-    name: str, feature: _Feature, own: float, others: Sequence[str], at_racks: Mapping[str, float]
-) -> Place:
-    rack = next((each for each in others if each in at_racks), None)
-    beside = max(0.0, at_racks[rack] - own) if rack is not None else 0.0
-    saved = (own + RACK_WORTH * beside) * _worth(feature.load)
-    return Place(name, 1, feature.cpus, saved, rack)
 
 
 def _worth(load: float) -> float:

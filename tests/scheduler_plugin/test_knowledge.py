@@ -1,9 +1,9 @@
 """What is known of datasets, out of what gateways say."""
 
 from scheduler_plugin.dataset import parse_dataset
-from scheduler_plugin.gateways import Counted, GatewayNode
-from scheduler_plugin.knowledge import Holding, Losses, held_by_hosts, live
+from scheduler_plugin.knowledge import Holding, Losses, Places, live
 from scheduler_plugin.ranking import Held
+from scheduler_plugin.told import Counted, GatewayNode
 
 A = parse_dataset("s3://train/a")
 AB = parse_dataset("s3://train/a/b")
@@ -38,9 +38,8 @@ def test_what_nodes_hold_comes_in_slurms_names() -> None:
         GatewayNode("gw-c", "r2", "draining"),
     ]
     holding = Holding({"gw-a": 5, "gw-b": 6, "gw-c": 7, "gone": 8}, frozenset())
-    held = held_by_hosts(
-        holding, members, {"gw-b": 2.0}, nodes={"gw-a": "n1"}, racks={"r1": "rack1"}
-    )
+    places = Places.of(members, nodes={"gw-a": "n1"}, racks={"r1": "rack1"})
+    held = places.held(holding, {"gw-b": 2.0})
     assert held == [Held("n1", "rack1", 5, 0.0), Held("gw-b", "r2", 6, 2.0)]
 
 

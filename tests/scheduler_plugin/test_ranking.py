@@ -56,6 +56,21 @@ def test_a_rack_counts_what_its_nodes_hold_together() -> None:
     assert features(held) == ["n3", "n4", "rack2", "rack1"]
 
 
+def even_rack(count: int, **how: object) -> tuple[list[Host], list[Held]]:
+    hosts = [host(f"m{number:02}", "rack3", **how) for number in range(count)]
+    return hosts, [Held(each.name, "rack3", GIB) for each in hosts]
+
+
+def test_nodes_of_a_large_rack_that_hold_even_shares_are_not_named() -> None:
+    hosts, held = even_rack(16)
+    assert features(held, hosts) == ["rack3"]
+    # An idle one is no better for that.
+    assert features(held, [*hosts[1:], host("m00", "rack3", load=1.0)]) == ["rack3"]
+    assert features([*held, Held("m07", "rack3", 10 * GIB)], hosts) == ["m07", "rack3"]
+    hosts, held = even_rack(4)
+    assert features(held, hosts) == ["m00", "m01", "m02", "m03", "rack3"]
+
+
 def test_crumbs_are_not_named() -> None:
     held = [Held("n4", "rack2", 100 * GIB), Held("n1", "rack1", GIB)]
     assert features(held) == ["n4", "rack2"]
