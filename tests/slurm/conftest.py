@@ -8,6 +8,7 @@ import pytest
 
 from tests.slurm.lab import SlurmLab
 from tests.slurm.place import obstacle
+from tests.slurm.placed import Placed
 
 MakeSlurm = Callable[..., SlurmLab]
 
@@ -51,3 +52,11 @@ def slurm(module_slurm: SlurmLab) -> Iterator[SlurmLab]:
     yield module_slurm
     assert module_slurm.alive(), module_slurm.log()[-3000:]
     module_slurm.clear()
+
+
+@pytest.fixture
+def placed(cluster: Placed) -> Iterator[Placed]:
+    """The `cluster` of a module, idle before the test; a controller that crashed fails it."""
+    yield cluster
+    assert cluster.slurm.alive(), cluster.slurm.log()[-3000:]
+    cluster.slurm.clear()

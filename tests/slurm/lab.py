@@ -102,6 +102,20 @@ class SlurmLab:
                 self.stop()
         return self
 
+    def open(self) -> None:
+        """From now on `run` can run what needs no Slurm, such as a compiler; `start` opens too."""
+        if self._keeper is not None:
+            return
+        self._keeper = subprocess.Popen(
+            [sys.executable, "-m", "tests.slurm.sweep", str(self.folder)],
+            cwd=_REPOSITORY,
+            stdin=subprocess.PIPE,
+            # An interrupt at the terminal is for the tests; this one sees them end.
+            start_new_session=True,
+        )
+        self._place.open()
+        self.release = self._place.release
+
     def stop(self) -> None:
         """Ends all processes, those of jobs too, and removes the folder."""
         sweep(self.folder)
@@ -313,15 +327,7 @@ class SlurmLab:
         (self.etc / "plugstack.conf").touch()
 
     def _start(self) -> None:
-        self._keeper = subprocess.Popen(
-            [sys.executable, "-m", "tests.slurm.sweep", str(self.folder)],
-            cwd=_REPOSITORY,
-            stdin=subprocess.PIPE,
-            # An interrupt at the terminal is for the tests; this one sees them end.
-            start_new_session=True,
-        )
-        self._place.open()
-        self.release = self._place.release
+        self.open()
         self._write_configuration()
         self._start_munge()
         self._start_controller()

@@ -10,10 +10,13 @@ Slurm's n1 is the gateways' n1; racks are called by the same names.
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -26,19 +29,37 @@ from tests.node.process import ADMIN_TOKEN
 from tests.slurm.configuration import FOUR_NODES, ONE_PARTITION, LabNode
 from tests.slurm.lab import SlurmLab
 
+# What `feedrack-affinity install` proposes: a feature that all nodes have.
+NODES = tuple(replace(each, features=("feedrack",)) for each in FOUR_NODES)
 _CHUNK = 64 * 1024
 _SITE = Path(__file__).parents[2] / "scheduler_plugin" / "site"
 
 
+# A job's body: the load, until somebody ends it.
+STAYS = "exec sleep 3600"
+_STARTED = ("CONFIGURING", "RUNNING", "COMPLETING", "COMPLETED")
+
+
+@dataclass(frozen=True)
+class Landed:
+    """A job that has got its nodes. `said` is what we said of it, `seconds` how long it took."""
+
+    id: str
+    nodes: list[str]
+    said: dict[str, str]
+    seconds: float
+
+
 class Placed:
-    """`nodes` of Slurm's; those whose number is in `gateways` (all, unless said) have a gateway.
+    """`nodes` of Slurm's; those named in `gateways` (all, unless said) have a gateway each.
     `settings` are slurm.conf's, `affinity` is laid over the daemon's configuration."""
 
     def __init__(
         self,
         folder: Path,
         *,
-        nodes: Sequence[LabNode] = FOUR_NODES,
+        nodes: Sequence[LabNode] = NODES,
+        gateways: Sequence[str] | None = None,
         partitions: Sequence[str] = ONE_PARTITION,
         settings: Mapping[str, str | None] | None = None,
         affinity: Mapping[str, Any] | None = None,
@@ -47,9 +68,11 @@ class Placed:
     ) -> None:
         self.folder = folder
         self.slurm = SlurmLab(nodes, partitions=partitions, settings=settings)
+        racks = {each.name: each.rack for each in nodes}
+        self.gateways = list(racks) if gateways is None else list(gateways)
         self.fleet = Fleet(
             folder / "fleet",
-            racks=[each.rack for each in nodes],
+            racks=[racks[name] for name in self.gateways],
             origin="directory",
             settings={"cache": {"chunk_size": _CHUNK, "small_object_limit": 16 * 1024}},
             **(fleet or {}),
@@ -71,6 +94,7 @@ class Placed:
     def start(self) -> Self:
         try:
             self.fleet.start()
+            self.slurm.open()
             self._install()
             self.slurm.start()
             self.start_daemon()
@@ -112,6 +136,7 @@ class Placed:
             },
             "ranking": {"refresh_seconds": 0.3, "valid_seconds": 30.0},
             "readers": self._readers,
+            "nodes": {f"n{number}": name for number, name in enumerate(self.gateways, start=1)},
         }
         for section, values in {**self._affinity, **over}.items():
             config[section] = {**config.get(section, {}), **values}
@@ -156,9 +181,9 @@ class Placed:
 
     def warm(self, dataset: str, node: str) -> None:
         """Reads a dataset through a node, which then holds it whole or in its rack."""
-        number = int(node.removeprefix("n")) - 1
+        number = self.gateways.index(node)
         where = parse_dataset(dataset)
-        asked = {"dataset": where.url, "nodes": [node]}
+        asked = {"dataset": where.url, "nodes": [f"n{number + 1}"]}
         id_ = self.fleet.ask(number, "/v1/prefetch", asked)["id"]
         until(
             lambda: self.fleet.ask(number, f"/v1/prefetch/{id_}")["state"] == "done",
@@ -166,7 +191,7 @@ class Placed:
         )
 
     def held(self, dataset: str) -> dict[str, int]:
-        """Bytes by node, as the gateways tell."""
+        """Bytes by gateway, as these tell."""
         where = parse_dataset(dataset)
         said = self.fleet.ask(0, f"/v1/datasets?dataset={where.url}")
         return {each["id"]: each["bytes"] for each in said["nodes"] if each["bytes"]}
@@ -181,10 +206,32 @@ class Placed:
 
     def await_first(self, dataset: str, place: str) -> None:
         """Waits until a dataset's ranking begins with a place."""
+        first = re.compile(rf"^\[[^\n]*\n{re.escape(place)} ", re.MULTILINE)
         until(
-            lambda: f"]\n{place} " in self.ranking(dataset),
+            lambda: first.search(self.ranking(dataset)),
             what=f"{place} never came first: {self.ranking(dataset)}\n{self.log[-2000:]}",
         )
+
+    # Jobs
+
+    def place(self, *arguments: str, script: str = "true", **how: Any) -> "Landed":
+        """Submits a job, waits until it has its nodes, and tells where and why."""
+        began = time.monotonic()
+        id_ = self.slurm.sbatch(*arguments, script=script, **how)
+        return self.landed(id_, began)
+
+    def landed(self, id_: str, began: float | None = None) -> "Landed":
+        """The same of a job that was submitted; `began`: when, monotonic."""
+        job = self.slurm.wait(id_, *_STARTED)
+        seconds = time.monotonic() - began if began is not None else 0.0
+        return Landed(id_, self.slurm.nodes_of(id_), admin_comment(job), seconds)
+
+    def looks(self) -> int:
+        """How often Slurm has looked at its queue so far, as backfill does."""
+        said = self.slurm.sdiag().partition("Backfilling stats")[2]
+        found = re.search(r"Total cycles: (\d+)", said)
+        assert found is not None, said
+        return int(found[1])
 
     # Parts
 
