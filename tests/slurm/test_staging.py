@@ -64,8 +64,9 @@ def test_a_job_starts_once_its_data_is_in_a_rack(staged: _Staged) -> None:
     job = staged.submit("#FEEDRACK stage=1 wait=5")
     staged.slurm.wait(job, "COMPLETED", seconds=60)
     prefetches = staged.fleet.ask(0, f"/v1/prefetch?job={job}")["prefetches"]
-    assert [each["dataset"] for each in prefetches] == [f"{COLD}/"]
-    assert prefetches[0]["bytes"]["done"] == 4 * 2 * 64 * 1024
+    # The last is the first; where the job started in another rack that was warmed too.
+    assert {each["dataset"] for each in prefetches} == {f"{COLD}/"}
+    assert prefetches[-1]["bytes"]["done"] == 4 * 2 * 64 * 1024
     # What was told of it is cleared away.
     until(lambda: not staged.file(job).exists(), what="its file stays")
 
