@@ -28,8 +28,6 @@ ALL_PARTS = (1 << PARTS) - 1
 _MEMORY_SECONDS = 1800.0
 # `rank` names no place that saves less than a tenth of the best, whatever is nearer or busier.
 _NOT_WORTH = WORTH_NAMING / 2
-# A part of what is held that is lost in a second, so small that no ranking can tell.
-_NOTHING_LOST = 1e-6
 
 
 class Found(Struct, frozen=True):
@@ -56,7 +54,6 @@ class Caches:
         self._where: dict[int, dict[int, int]] = {}
         self._data: dict[int, Data] = {}
         self._readers: list[dict[int, int]] = [{} for _ in capacities]
-        self._told: dict[tuple[int, int], tuple[int, float, list[Held]]] = {}
         self._losing = [(0.0, 0.0)] * len(capacities)
 
     def parts(self, rack: int, data: Data) -> int:
@@ -119,37 +116,33 @@ class Caches:
             self._held[rack].move_to_end(data.number)
         return kept | parts & here
 
-    def held(self, data: Data, now: float) -> list[Held]:
+    def held(self, data: Data, now: float, *, by_node: bool = True) -> list[Held]:
         """What the ranking is told: each node of each rack with its share. Left out are racks that
-        hold so little beside the best that no ranking names them."""
+        hold so little beside the best that no ranking names them. `by_node` false: racks in one
+        word where no node can hold more than a fifth of what its rack does, and so is not named."""
         where = self._where.get(data.number, {})
         least = max((each.bit_count() for each in where.values()), default=0) * _NOT_WORTH
         found: list[Held] = []
         for rack, parts in where.items():
-            if parts.bit_count() >= least:
-                losing = self.losing(rack, now) / max(self.used[rack], 1.0)
-                found += self._shares(rack, data, parts, losing if losing > _NOTHING_LOST else 0.0)
+            if parts.bit_count() < least:
+                continue
+            losing = self.losing(rack, now) / max(self.used[rack], 1.0)
+            shares = [("", parts)]
+            if by_node or parts.bit_count() < 5 * math.ceil(PARTS / self._nodes[rack]):
+                shares = self._shares(rack, data, parts)
+            for host, share in shares:
+                size = share.bit_count() * data.part_bytes
+                found.append(Held(host, f"r{rack}", int(size), losing * size))
         return found
 
-    def _shares(self, rack: int, data: Data, parts: int, losing: float) -> list[Held]:
-        # Asked for again and again while nothing changes.
-        known = self._told.get((rack, data.number))
-        if known is not None and known[0] == parts and known[1] == losing == 0.0:
-            return known[2]
+    def _shares(self, rack: int, data: Data, parts: int) -> list[tuple[str, int]]:
+        """The nodes of a rack that hold something of it, each with its parts."""
         count = self._nodes[rack]
-        homes = _homes_in(count)
-        offset = -data.number % count
-        sizes = [
-            (parts & homes[(place + offset) % count]).bit_count() * data.part_bytes
+        shares = [
+            (node_name(rack, place), parts & _homes(data, count, (place,)))
             for place in range(count)
         ]
-        shares = [
-            Held(node_name(rack, place), f"r{rack}", int(size), losing * size)
-            for place, size in enumerate(sizes)
-            if size
-        ]
-        self._told[rack, data.number] = (parts, losing, shares)
-        return shares
+        return [(host, share) for host, share in shares if share]
 
     def losing(self, rack: int, now: float) -> float:
         """Bytes a second that the rack has been evicting of late."""

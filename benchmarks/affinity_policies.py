@@ -88,6 +88,8 @@ class Rankings:
             for name, features in zip(self._names, self._features, strict=True)
         )
         self._loads = [0.0] * nodes.count
+        # A fifth of what a rack holds is not enough to be named.
+        self._by_node = policy.node_gain < NODE_GAIN
         self._ranked: dict[int, tuple[float, tuple[Place, ...]]] = {}
 
     def wish(self, work: Work, now: float) -> Wish:
@@ -109,7 +111,7 @@ class Rankings:
         until, places = self._ranked.get(data.number, (-1.0, ()))
         if now >= until:
             ranking = rank(
-                self._caches.held(data, now),
+                self._caches.held(data, now, by_node=self._by_node),
                 self.layout(),
                 node_gain=self._policy.node_gain,
             )

@@ -11,6 +11,7 @@ and every job asks to wait a minute for its data at most.
 
 import json
 import logging
+import os
 import random
 import shlex
 import shutil
@@ -42,6 +43,8 @@ from tests.slurm.placed import Placed
 _RACKS = ("r1", "r1", "r2", "r2")
 _BUCKET = "train"
 _OBJECT_BYTES = 8 * 1024**2
+# An object that no job reads: that it is ranked shows that all is up.
+_READY = "ready/0"
 _READER = Path(__file__).with_name("placed_reader.py")
 _WITHOUT, _WITH, _WAIT = "without", "with", "wait"
 
@@ -132,6 +135,7 @@ class Bench:
         self._plan = plan
         self._base = base
         self._console = console
+        self._cores = os.sched_getaffinity(0)
         rng = random.Random(plan.seed)
         weights = [1 / (number + 1) ** plan.skew for number in range(plan.datasets)]
         self._datasets = [f"d{number + 1}" for number in range(plan.datasets)]
@@ -143,6 +147,7 @@ class Bench:
     def run(self, racks: Racks) -> tuple[list[str], list[Found]]:
         """All ways, and the versions of what ran."""
         origin = CountedOrigin(self._base / "data", self._base / "origin", *racks.services)
+        origin.cores = self._cores
         with origin:
             self._fill(origin)
             found = [self._way(way, racks, origin) for way in self._plan.ways]
@@ -152,6 +157,7 @@ class Bench:
     def _fill(self, origin: CountedOrigin) -> None:
         origin.make_bucket(_BUCKET)
         client = _client(f"http://{origin.host}:{origin.port}")
+        client.put_object(Bucket=_BUCKET, Key=_READY, Body=bytes(_OBJECT_BYTES))
         rng = random.Random(self._plan.seed)
         for dataset in self._datasets:
             for key in self._keys(dataset):
@@ -165,7 +171,7 @@ class Bench:
         folder = self._base / way
         out = folder / "out"
         out.mkdir(parents=True)
-        with Redis(folder / "redis", racks.services, {0}) as redis:
+        with Redis(folder / "redis", racks.services, self._cores) as redis:
             gateways = [
                 Node(
                     folder / f"n{number + 1}",
@@ -175,6 +181,7 @@ class Bench:
                     rack=rack,
                     redis=redis.address,
                     capacity=self._plan.capacity,
+                    cores=self._cores,
                 )
                 for number, rack in enumerate(_RACKS)
             ]
@@ -186,8 +193,14 @@ class Bench:
                     with SlurmLab(_lab_nodes()) as slurm:
                         return self._drive(way, slurm, racks, origin, gateways, urls)
                 with Shaped(folder / "placed", gateways) as placed:
-                    wait(lambda: "listen" in placed.log or bool(placed.log), "no daemon")
+                    self._await_daemon(placed, gateways[0])
                     return self._drive(way, placed.slurm, racks, origin, gateways, urls)
+
+    def _await_daemon(self, placed: Placed, gateway: Node) -> None:
+        """Returns once it has ranked what a gateway has just read."""
+        _client(f"http://{gateway.host}:{gateway.port}").get_object(Bucket=_BUCKET, Key=_READY)
+        name = f"s3://{_BUCKET}/{_READY.partition('/')[0]}"
+        wait(lambda: bool(placed.ranking(name)), "the daemon ranks nothing")
 
     def _urls(self, gateways: Sequence[Node]) -> dict[str, dict[str, list[str]]]:
         signed: dict[str, dict[str, list[str]]] = {}

@@ -27,7 +27,7 @@ HOST = "127.0.0.1"
 ACCESS_KEY = "benchmark"
 SECRET_KEY = "not-a-secret-but-for-the-benchmark"
 READ_BUCKET = "read"
-_START_SECONDS = 30.0
+_START_SECONDS = 120.0
 _STOP_SECONDS = 30.0
 # A server that used less than this in a tenth of a second is at rest.
 _SETTLED_SECONDS = 0.003

@@ -19,8 +19,8 @@ from scheduler_plugin.slurm.model import Host
 RACK_WORTH = 0.7
 # How much of its worth a place that is wholly busy loses: less than lies between node and rack.
 LOAD_COST = 0.2
-# A node is named where a job there saves so many times what one anywhere in the best rack does. So
-# much does a node of a rack of four that holds its even share, but none of a rack of sixteen.
+# A node is named where a job there saves so many times what one anywhere in its rack does, and in
+# the best. So much does a node of four that hold even shares, but none of sixteen.
 NODE_GAIN = 1.1
 # How far ahead what is being evicted is looked at: some minutes of waiting, then the first epoch.
 HORIZON_SECONDS = 600.0
@@ -173,11 +173,12 @@ def _places(
         if feature is None or others is None:
             continue
         rack = next((each for each in others if each in at_racks), None)
-        beside = max(0.0, at_racks[rack] - own) if rack is not None else 0.0
-        whole = own + RACK_WORTH * beside
+        there = at_racks[rack] if rack is not None else 0.0
+        whole = own + RACK_WORTH * max(0.0, there - own)
         saved = whole * _worth(feature.load)
-        # A node that saves no more than any node of the best rack is not worth waiting for.
-        if whole > least and saved > floor:
+        # A node that saves no more than any node of the best rack is not worth waiting for, and
+        # where it saves no more than others of its own, that is what is named.
+        if whole > least and whole > node_gain * RACK_WORTH * there and saved > floor:
             nodes.append(Place(name, 1, feature.cpus, saved, rack))
     best = _best(nodes, MOST_NODES)
     # A rack may be called as its only node is.

@@ -37,7 +37,7 @@ from benchmarks.affinity_workload import (
     run_time,
     stretches,
 )
-from scheduler_plugin.ranking import ALL_PARTITIONS, Held, Layout, rank
+from scheduler_plugin.ranking import ALL_PARTITIONS, NODE_GAIN, Held, Layout, rank
 from scheduler_plugin.slurm.model import Host
 
 POLICIES = (NONE, RACK, NODE, ANY_NODE, NODE_WARM, waiting(1), waiting(15, warms=True))
@@ -241,37 +241,34 @@ def test_an_uplink_is_shared_fairly_and_reads_go_first() -> None:
 
 
 @given(
-    holding=st.dictionaries(st.integers(0, 4), st.integers(1, (1 << PARTS) - 1), min_size=1),
+    holding=st.dictionaries(st.integers(0, 2), st.integers(1, (1 << PARTS) - 1), min_size=1),
     number=st.integers(0, 9),
+    busy=st.sets(st.integers(0, 23)),
 )
 def test_what_the_ranking_is_not_told_would_not_be_named(
-    holding: dict[int, int], number: int
+    holding: dict[int, int], number: int, busy: set[int]
 ) -> None:
-    nodes = Nodes(20, 5)
-    nodes.take(0b1001, 8)
+    nodes = Nodes(24, 3)
+    nodes.take(bits(busy), 8)
     data = Data(number, 320 * GB, 0.1 * GB)
-    caches = Caches([10 * TB] * 5, nodes.sizes)
+    caches = Caches([10 * TB] * 3, nodes.sizes)
     for rack, parts in holding.items():
         caches.put(rack, data, parts, 0.0)
     everything = []
     for rack, parts in holding.items():
-        for place in range(4):
-            count = sum(parts >> part & 1 for part in range((place - number) % 4, PARTS, 4))
+        for place in range(8):
+            count = sum(parts >> part & 1 for part in range((place - number) % 8, PARTS, 8))
             if count:
                 everything.append(Held(node_name(rack, place), f"r{rack}", count * 10 * GB))
     layout = Layout.of(
-        Host(
-            node_name(node // 4, node % 4),
-            frozenset({node_name(node // 4, node % 4), f"r{node // 4}"}),
-            (),
-            GPUS,
-            nodes.load(node),
-        )
-        for node in range(20)
+        Host(name, frozenset({name, f"r{node // 8}"}), (), GPUS, nodes.load(node))
+        for node in range(24)
+        for name in [node_name(node // 8, node % 8)]
     )
-    for gain in (0.0, 1.1):
+    for gain in (0.0, NODE_GAIN):
         told = rank(caches.held(data, 0.0), layout, node_gain=gain)
         assert told == rank(everything, layout, node_gain=gain)
+    assert rank(caches.held(data, 0.0, by_node=False), layout) == rank(everything, layout)
 
 
 @given(

@@ -1,0 +1,64 @@
+-- Times job_submit.lua outside Slurm, over jobs that are plain tables: microseconds of CPU a job.
+-- lua5.1 submissions.lua SCRIPT JOBS DATASETS
+
+local script, jobs, datasets = arg[1], tonumber(arg[2]), tonumber(arg[3])
+
+slurm = { SUCCESS = 0, log_error = function() end }
+assert(loadfile(script))()
+
+-- A few jobs at a time: all of them at once would be a heap to be collected that the controller,
+-- which has one job at a time, does not have.
+local AT_ONCE = 20
+
+local function time(name, make)
+   local took, preferred, number = 0, 0, 0
+   while number < jobs do
+      local made = {}
+      for place = 1, AT_ONCE do
+         number = number + 1
+         made[place] = make(number)
+      end
+      local began = os.clock()
+      for place = 1, AT_ONCE do
+         slurm_job_submit(made[place], {}, 1000)
+      end
+      took = took + os.clock() - began
+      for place = 1, AT_ONCE do
+         if made[place].prefer then
+            preferred = preferred + 1
+         end
+      end
+   end
+   print(string.format("%s\t%.3f\t%d", name, took / number * 1e6, preferred))
+end
+
+-- Every dataset in turn, by steps that leave none of them twice in a row.
+local function dataset(number)
+   return string.format("s3://train/d%05d", number * 7919 % datasets)
+end
+
+local function job(fields)
+   fields.user_id, fields.group_id, fields.min_nodes = 1000, 1000, 1
+   fields.partition, fields.script = "main", "#!/bin/sh\ntrain\n"
+   return fields
+end
+
+time("no hint", function()
+   return job({})
+end)
+time("a hint in the comment", function(number)
+   return job({ comment = "dataset=" .. dataset(number) })
+end)
+time("a hint of the option", function(number)
+   return job({
+      spank_job_env = { "HOME=/root", "_SLURM_SPANK_OPTION_feedrack_dataset=" .. dataset(number) },
+   })
+end)
+time("a hint, two nodes, a constraint", function(number)
+   local made = job({ comment = "dataset=" .. dataset(number), features = "gpu" })
+   made.min_nodes = 2
+   return made
+end)
+time("a dataset nobody knows", function(number)
+   return job({ comment = "dataset=s3://train/unknown" .. number })
+end)
