@@ -105,7 +105,7 @@ class Placed:
 
     def stop(self) -> None:
         self.end_daemon(signal.SIGTERM)
-        self._end_guard()
+        self.kill_guards()
         self.slurm.stop()
         self.fleet.stop()
 
@@ -142,8 +142,9 @@ class Placed:
             config[section] = {**config.get(section, {}), **values}
         self.config_path.write_text(tomli_w.dumps(config))
 
-    def start_daemon(self) -> None:
-        self.write_config()
+    def start_daemon(self, **over: Any) -> None:
+        """`over`: sections of the configuration, laid over what is there."""
+        self.write_config(**over)
         with (self.site / "daemon.log").open("ab") as log:
             self._daemon = subprocess.Popen(
                 [
@@ -168,6 +169,37 @@ class Placed:
     def signal_daemon(self, how: signal.Signals) -> None:
         assert self._daemon is not None
         self._daemon.send_signal(how)
+
+    @property
+    def daemon_runs(self) -> bool:
+        return self._daemon is not None and self._daemon.poll() is None
+
+    @property
+    def daemon(self) -> psutil.Process:
+        assert self._daemon is not None
+        return psutil.Process(self._daemon.pid)
+
+    def ensure_daemon(self) -> None:
+        """Whatever was done to it, it runs."""
+        if self._daemon is None:
+            self.start_daemon()
+        else:
+            self.signal_daemon(signal.SIGCONT)
+
+    def guards(self) -> list[psutil.Process]:
+        """What lets jobs go for a daemon that is gone: one, or none."""
+        lock = str(self.state / "guard.lock")
+        found = []
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                if lock in process.cmdline():
+                    found.append(process)
+        return found
+
+    def kill_guards(self) -> None:
+        for process in self.guards():
+            process.kill()
+        until(lambda: not self.guards(), what="a guard does not end")
 
     # Data
 
@@ -227,11 +259,18 @@ class Placed:
         return Landed(id_, self.slurm.nodes_of(id_), admin_comment(job), seconds)
 
     def looks(self) -> int:
-        """How often Slurm has looked at its queue so far, as backfill does."""
-        said = self.slurm.sdiag().partition("Backfilling stats")[2]
-        found = re.search(r"Total cycles: (\d+)", said)
+        """How often Slurm has gone through its queue; backfill rests while nothing is new."""
+        said = self.slurm.sdiag().partition("Main schedule statistics")[2]
+        found = re.search(r"Total cycles: +(\d+)", said)
         assert found is not None, said
         return int(found[1])
+
+    def stays_pending(self, id_: str) -> None:
+        """Slurm goes through its queue some more times, and does not start the job."""
+        seen = self.looks()
+        until(lambda: self.looks() >= seen + 2, what="Slurm does not look at its queue")
+        job = self.slurm.job(id_)
+        assert job["JobState"] == "PENDING", job
 
     # Parts
 
@@ -257,13 +296,6 @@ class Placed:
         here = self.site / source
         here.write_bytes((_SITE / source).read_bytes())
         self.slurm.run("gcc", "-O2", *options, "-o", str(self.site / target), str(here))
-
-    def _end_guard(self) -> None:
-        lock = str(self.state / "guard.lock")
-        for process in psutil.process_iter():
-            with contextlib.suppress(psutil.Error):
-                if lock in process.cmdline():
-                    process.kill()
 
 
 def admin_comment(job: Mapping[str, str]) -> dict[str, str]:

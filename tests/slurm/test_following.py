@@ -184,9 +184,7 @@ def test_a_job_waits_for_its_constraint_rather_than_be_placed_against_it(
 ) -> None:
     following.slurm.occupy("n1", "n2")
     job = following.slurm.sbatch(HINT, "-C", "rack1")
-    seen = following.looks()
-    until(lambda: following.looks() >= seen + 3, what="Slurm does not look at its queue")
-    assert following.slurm.state(job) == "PENDING"
+    following.stays_pending(job)
     following.slurm.free("n2")
     assert following.landed(job).nodes == ["n2"]
 
