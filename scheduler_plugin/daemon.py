@@ -20,7 +20,7 @@ from scheduler_plugin.folders import FolderUnsafe, prepare, take_requests
 from scheduler_plugin.gateways import Gateways, GatewaysUnavailable
 from scheduler_plugin.guard import Guard, GuardMissing
 from scheduler_plugin.hints import hint_of
-from scheduler_plugin.holding import Bind, Relax, Step, Unprefer, decide
+from scheduler_plugin.holding import Bind, Relax, Step, Unprefer, decide, may_be_bound
 from scheduler_plugin.ranker import Ranker
 from scheduler_plugin.remembered import Remembered
 from scheduler_plugin.slurm.choice import open_slurm
@@ -113,6 +113,8 @@ class Daemon:
         hosts: Sequence[Host] | None = None
         if any(hint.wait for hint in hints):
             hosts = await self._slurm.hosts()
+        if any(map(may_be_bound, self._jobs)):
+            await self._try("guard", self._guard.ensure)
         steps = list(decide(self._jobs, time.time(), hosts=hosts))
         self._refused &= set(steps)
         for step in steps:
@@ -166,6 +168,11 @@ class Daemon:
         except _TROUBLE as error:
             if what not in self._failing:
                 log.warning(f"{what} failed", reason=str(error))
+            self._failing.add(what)
+            return
+        except Exception:
+            # A defect of ours. What comes next may be without it; without a daemon all is lost.
+            log.exception(f"{what} failed")
             self._failing.add(what)
             return
         if what in self._failing:

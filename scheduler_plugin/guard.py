@@ -9,6 +9,7 @@ daemon has asked for it, for a minute.
 
 import argparse
 import asyncio
+import contextlib
 import fcntl
 import os
 import subprocess
@@ -16,14 +17,16 @@ import sys
 import time
 from pathlib import Path
 
-from scheduler_plugin.holding import Relax, bound_by, decide
+from scheduler_plugin.holding import Relax, bound_by, decide, may_be_bound
 from scheduler_plugin.slurm.commands import SlurmCommands
 from scheduler_plugin.slurm.model import SlurmUnavailable
 
 # What is due is the daemon's for so long.
 GRACE_SECONDS = 3.0
 _POLL_SECONDS = 2.0
+_IDLE_POLL_SECONDS = 15.0
 _IDLE_SECONDS = 60.0
+_LOCK_SECONDS = 2.0
 _START_SECONDS = 10.0
 
 
@@ -76,21 +79,31 @@ class Guard:
 
 async def watch(slurm: SlurmCommands, lock: Path) -> None:
     """Looks at the jobs until none is bound any more. Slurm may be away meanwhile."""
-    last_bound = time.monotonic()
+    needed = time.monotonic()
     while True:
+        pause = _POLL_SECONDS
         try:
             jobs = await slurm.jobs()
+            # One that runs may be put back into the queue, bound as it was.
+            if any(map(may_be_bound, jobs)):
+                needed = time.monotonic()
+            if not any(bound_by(job) for job in jobs):
+                pause = _IDLE_POLL_SECONDS
             for step in decide(jobs, time.time() - GRACE_SECONDS):
                 if isinstance(step, Relax):
-                    await slurm.relax(step.job_id, step.features, release=step.release)
-            if any(bound_by(job) is not None for job in jobs):
-                last_bound = time.monotonic()
+                    await _relax(slurm, step)
         except SlurmUnavailable:
             # It is asked again in a moment: while it is away it starts no job anywhere.
-            last_bound = time.monotonic()
-        if time.monotonic() - last_bound > _IDLE_SECONDS and _asked_for(lock) > _IDLE_SECONDS:
+            needed = time.monotonic()
+        if time.monotonic() - needed > _IDLE_SECONDS and _asked_for(lock) > _IDLE_SECONDS:
             return
-        await asyncio.sleep(_POLL_SECONDS)
+        await asyncio.sleep(pause)
+
+
+async def _relax(slurm: SlurmCommands, step: Relax) -> None:
+    """One that cannot be, since it starts this moment, is not the others' affair."""
+    with contextlib.suppress(SlurmUnavailable):
+        await slurm.relax(step.job_id, step.features, release=step.release)
 
 
 def _asked_for(lock: Path) -> float:
@@ -107,12 +120,24 @@ def main() -> int:
     parser.add_argument("--commands-folder", type=Path)
     arguments = parser.parse_args()
     descriptor = os.open(arguments.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return 0
-    asyncio.run(watch(SlurmCommands(arguments.commands_folder), arguments.lock))
+    if _lock(descriptor):
+        asyncio.run(watch(SlurmCommands(arguments.commands_folder), arguments.lock))
     return 0
+
+
+def _lock(descriptor: int) -> bool:
+    """Whether this is the one guard. Those who look whether there is one hold the lock for a moment
+    too."""
+    deadline = time.monotonic() + _LOCK_SECONDS
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.005)
+        else:
+            return True
 
 
 if __name__ == "__main__":

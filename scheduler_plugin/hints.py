@@ -17,6 +17,8 @@ from scheduler_plugin.dataset import BadHint, Dataset, decode_value, parse_hint
 from scheduler_plugin.slurm.model import Job
 
 _OURS = re.compile(r"(?:^|\s)feedrack(( [a-z]+=\S*)+)")
+# What Slurm takes as a constraint, and nothing that would be another word of a command.
+_FEATURES = re.compile(r"[A-Za-z0-9_.:=&|*\[\]-]{0,1024}")
 _THEIRS = re.compile(r"(?:^|[\s;])dataset=([^\s;]+)")
 
 
@@ -57,13 +59,15 @@ def _read(text: str) -> Hint | None:
     try:
         datasets = parse_hint(decode_value(values.get("dataset", "")))
         wait = None
-        if "wait" in values and "begin" in values and values.get("places"):
-            wait = Wait(
-                float(values["begin"]),
-                float(values["wait"]),
-                decode_value(values["places"]),
-                decode_value(values.get("constraint", "")),
-            )
+        places, constraint = values.get("places", ""), values.get("constraint", "")
+        if (
+            "wait" in values
+            and "begin" in values
+            and places
+            and _FEATURES.fullmatch(places)
+            and _FEATURES.fullmatch(constraint)
+        ):
+            wait = Wait(float(values["begin"]), float(values["wait"]), places, constraint)
     except ValueError:
         return None
-    return Hint(datasets, decode_value(values.get("prefer", "")), wait)
+    return Hint(datasets, values.get("prefer", ""), wait)

@@ -86,6 +86,12 @@ def bound_by(job: Job) -> Wait | None:
     return wait if wait is not None and is_bound(job, wait) else None
 
 
+def may_be_bound(job: Job) -> bool:
+    """Whether it is bound, or would be if it were put back into the queue."""
+    hint = hint_of(job)
+    return hint is not None and hint.wait is not None and is_bound(job, hint.wait)
+
+
 def is_bound(job: Job, wait: Wait) -> bool:
     """Whether it waits for its places and for no other."""
     return _same(job.features, wait.places) and not _same(wait.places, wait.constraint)

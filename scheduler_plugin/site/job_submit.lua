@@ -276,7 +276,11 @@ end
 
 -- Why the job is none of our business, whatever its dataset.
 local function reason_to_pass(job)
-   if given(job.req_nodes) then
+   local component = job.het_job_offset
+   if type(component) == "number" and component < NOT_SAID then
+      -- Its parts start together: Slurm ignores what one of them prefers.
+      return "het-job"
+   elseif given(job.req_nodes) then
       return "own-nodes"
    elseif given(job.prefer) then
       return "own-preference"

@@ -146,6 +146,7 @@ def test_places_hold_the_whole_job(
         ({"features": "a|b"}, "complex-constraint"),
         ({"array_inx": "1-3"}, "array-on-this-release"),
         ({"min_nodes": 2, "max_nodes": 8}, "range-of-nodes"),
+        ({"het_job_offset": 0}, "het-job"),
     ],
 )
 def test_what_is_not_ours_to_decide_passes_untouched(
