@@ -27,7 +27,7 @@ _POLL_SECONDS = 2.0
 _IDLE_POLL_SECONDS = 15.0
 _IDLE_SECONDS = 60.0
 _LOCK_SECONDS = 2.0
-_START_SECONDS = 10.0
+_START_SECONDS = 30.0
 
 
 class GuardMissing(Exception):  # noqa: N818 - as the other internal errors
@@ -45,16 +45,14 @@ class Guard:
         """Returns once a guard holds the lock, for at least a minute from now. GuardMissing."""
         try:
             self._lock.touch(mode=0o600)
-            if self._held():
-                return
-            process = self._start()
+            if not self._held():
+                await asyncio.to_thread(self._start)
+            if not self._held():
+                raise GuardMissing("it ended as it began")
+        except subprocess.SubprocessError as error:
+            raise GuardMissing(f"it does not start: {error}") from error
         except OSError as error:
             raise GuardMissing(f"{self._lock}: {error.strerror}") from error
-        deadline = time.monotonic() + _START_SECONDS
-        while not self._held():
-            if process.poll() not in (None, 0) or time.monotonic() > deadline:
-                raise GuardMissing("it does not start")
-            await asyncio.sleep(0.02)
 
     def _held(self) -> bool:
         with self._lock.open("rb") as file:
@@ -64,16 +62,19 @@ class Guard:
                 return True
             return False
 
-    def _start(self) -> "subprocess.Popen[bytes]":
+    def _start(self) -> None:
+        """Returns once there is one: what is started here leaves it behind and ends."""
         folder = self._commands_folder
         chosen = ["--commands-folder", str(folder)] if folder is not None else []
-        return subprocess.Popen(  # noqa: S603 - this very program
+        subprocess.run(  # noqa: S603 - this very program
             [sys.executable, "-m", "scheduler_plugin.guard", "--lock", str(self._lock), *chosen],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             start_new_session=True,
             cwd="/",
+            timeout=_START_SECONDS,
+            check=True,
         )
 
 
@@ -120,7 +121,8 @@ def main() -> int:
     parser.add_argument("--commands-folder", type=Path)
     arguments = parser.parse_args()
     descriptor = os.open(arguments.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    if _lock(descriptor):
+    # The lock goes with the child; whoever waits for this process need not wait for that one.
+    if _lock(descriptor) and os.fork() == 0:
         asyncio.run(watch(SlurmCommands(arguments.commands_folder), arguments.lock))
     return 0
 
