@@ -150,6 +150,7 @@ async def test_whoever_stops_asking_leaves_nothing_for_the_next(
         ("say('[]')", "cannot be read"),
         ("sys.stdout.buffer.write(HEAD.pack(True, 2**40)); sys.stdout.flush()", "an answer of"),
         ("sys.exit(3)", "status 3"),
+        ("sys.exit('fatal: Could not establish')", "status 1: fatal: Could not establish"),
     ],
 )
 async def test_a_refusal_and_what_is_no_answer_are_said(
