@@ -43,7 +43,7 @@ bench: $(UV)   ## beside the peers, which it installs; results under benchmarks/
 	@$(UV) sync --frozen --quiet --group bench
 	$(if $(ARGS),,$(RUN) --group bench python -m benchmarks.eviction)
 	$(RUN) --group bench python -m benchmarks.run $(ARGS)
-	$(if $(filter-out --quick,$(ARGS)),,@set -e; for name in packing batches epoch cluster affinity; do \
+	$(if $(filter-out --quick,$(ARGS)),,@set -e; for name in packing batches epoch cluster affinity placed submissions; do \
 		$(RUN) --group bench python -m benchmarks.$$name $(ARGS); done)
 
 install: $(UV)
