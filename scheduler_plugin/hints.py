@@ -18,6 +18,9 @@ from scheduler_plugin.slurm.model import Job
 
 _OURS = re.compile(r"(?:^|\s)feedrack(( [a-z]+=\S*)+)")
 _THEIRS = re.compile(r"(?:^|[\s;])dataset=([^\s;]+)")
+# What our script writes, and no more: an operator may have changed it, and all of it goes to Slurm.
+_MOMENT = re.compile(r"[0-9]{1,10}")
+_FEATURES = re.compile(r"[A-Za-z0-9_.:=&|\[\]-]*")
 
 
 class Wait(Struct, frozen=True):
@@ -59,11 +62,25 @@ def _read(text: str) -> Hint | None:
         wait = None
         if "wait" in values and "begin" in values and values.get("places"):
             wait = Wait(
-                float(values["begin"]),
-                float(values["wait"]),
-                decode_value(values["places"]),
-                decode_value(values.get("constraint", "")),
+                _moment(values["begin"]),
+                _moment(values["wait"]),
+                _features(values["places"]),
+                _features(values.get("constraint", "")),
             )
     except ValueError:
         return None
     return Hint(datasets, decode_value(values.get("prefer", "")), wait)
+
+
+def _moment(text: str) -> float:
+    """Seconds since 1970. ValueError."""
+    if not _MOMENT.fullmatch(text):
+        raise ValueError(f"no moment: {text!r}")
+    return float(text)
+
+
+def _features(text: str) -> str:
+    """ValueError."""
+    if not _FEATURES.fullmatch(text):
+        raise ValueError(f"no features: {text!r}")
+    return text
