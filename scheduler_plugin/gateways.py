@@ -222,7 +222,7 @@ def _url(dataset: Dataset) -> str:
     try:
         dataset.url.encode()
     except UnicodeEncodeError as error:
-        raise Refused(f"{ascii(dataset.url)}: not UTF-8") from error
+        raise Refused(f"{dataset.url!a}: not UTF-8") from error
     return dataset.url
 
 
