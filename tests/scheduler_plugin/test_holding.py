@@ -66,6 +66,7 @@ def test_where_none_of_its_places_can_be_had_it_does_not_wait() -> None:
 def test_what_its_user_has_changed_stays_changed() -> None:
     assert steps(replace(HELD, features="n1"), BOUND + 1) == []
     assert steps(replace(SUBMITTED, features="n1"), NOW) == []
+    assert steps(replace(SUBMITTED, eligible=BOUND + 86_400), NOW) == []
 
 
 @pytest.mark.parametrize("word", ["", "(null)"])
