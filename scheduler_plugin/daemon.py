@@ -11,14 +11,14 @@ Whatever fails is tried again at its next turn, and said once.
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 import structlog
 
 from scheduler_plugin.config import Config, read_token
 from scheduler_plugin.folders import FolderUnsafe, prepare, take_requests
 from scheduler_plugin.gateways import Gateways, GatewaysUnavailable
-from scheduler_plugin.guard import Guard, GuardMissing
+from scheduler_plugin.guard import STALE_SECONDS, Guard, GuardMissing
 from scheduler_plugin.hints import hint_of
 from scheduler_plugin.holding import Bind, Relax, Step, Unprefer, decide, may_be_bound
 from scheduler_plugin.ranker import Ranker
@@ -28,8 +28,9 @@ from scheduler_plugin.slurm.model import Host, Job, Slurm, SlurmUnavailable
 from scheduler_plugin.stager import Stager
 from scheduler_plugin.warmer import Warmer
 
-# A look at the queue may take this part of the time.
+# To ask for the queue may take this part of the time, though no look is put off for longer.
 _BUSY_RATIO = 10
+_LONGEST_PAUSE_SECONDS = 60.0
 # A request is seen this soon. A job takes longer to come to its first read.
 _REQUESTS_SECONDS = 0.05
 
@@ -75,10 +76,15 @@ class Daemon:
             rack_of=self._ranker.rack_of,
             racks=self._ranker.racks,
         )
-        self._guard = Guard(config.folders.state / "guard.lock", config.slurm.commands_folder)
+        self._guard = Guard(
+            config.folders.state / "guard.lock",
+            config.slurm.commands_folder,
+            timeout_seconds=config.slurm.timeout_seconds,
+        )
         self._jobs: Sequence[Job] = ()
         self._news = asyncio.Event()
         self._warming = asyncio.Lock()
+        self._asking_seconds = 0.0
         self._failing: set[str] = set()
         # Said once each, for as long as they are wanted.
         self._refused: set[Step] = set()
@@ -100,32 +106,44 @@ class Daemon:
 
     async def _look_on(self) -> None:
         while True:
-            began = time.monotonic()
             await self._try("queue", self._look)
-            took = time.monotonic() - began
-            await asyncio.sleep(max(self._config.slurm.poll_seconds, _BUSY_RATIO * took))
+            pause = min(_BUSY_RATIO * self._asking_seconds, _LONGEST_PAUSE_SECONDS)
+            await asyncio.sleep(max(self._config.slurm.poll_seconds, pause))
 
     async def _look(self) -> None:
-        self._jobs = await self._slurm.jobs()
+        began = time.monotonic()
+        try:
+            self._jobs = await self._slurm.jobs()
+        finally:
+            # What is changed afterwards puts off no look: many jobs that wait are many changes.
+            self._asking_seconds = time.monotonic() - began
         hints = [hint for job in self._jobs if (hint := hint_of(job)) is not None]
         self._remembered.see((hint.datasets for hint in hints), time.time())
         self._news.set()
-        hosts: Sequence[Host] | None = None
-        if any(hint.wait for hint in hints):
-            hosts = await self._slurm.hosts()
-        if any(map(may_be_bound, self._jobs)):
-            await self._try("guard", self._guard.ensure)
+        waits = any(hint.wait for hint in hints)
+        hosts: Sequence[Host] | None = await self._slurm.hosts() if waits else None
         steps = list(decide(self._jobs, time.time(), hosts=hosts))
         self._refused &= set(steps)
+        binds = [step for step in steps if isinstance(step, Bind)]
+        # Letting go needs nobody else, so nothing goes before it.
+        await self._take_all(step for step in steps if not isinstance(step, Bind))
+        if binds or any(map(may_be_bound, self._jobs)):
+            await self._guard.ensure()
+        await self._take_all(binds)
+
+    async def _take_all(self, steps: Iterable[Step]) -> None:
+        """As many as can be taken before what they were decided by is old."""
+        began = time.monotonic()
         for step in steps:
             await self._take(step)
+            if time.monotonic() - began > STALE_SECONDS:
+                return
 
     async def _take(self, step: Step) -> None:
         """That one job cannot be changed, since it just starts, is not the others' affair."""
         try:
             match step:
                 case Bind():
-                    await self._guard.ensure()
                     await self._slurm.hold(step.job_id, step.features, start=step.start)
                 case Relax():
                     await self._slurm.relax(step.job_id, step.features, release=step.release)

@@ -15,18 +15,25 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from scheduler_plugin.holding import Relax, bound_by, decide, may_be_bound
 from scheduler_plugin.slurm.commands import SlurmCommands
-from scheduler_plugin.slurm.model import SlurmUnavailable
+from scheduler_plugin.slurm.model import Job, Slurm, SlurmUnavailable
 
 # What is due is the daemon's for so long.
 GRACE_SECONDS = 3.0
 _POLL_SECONDS = 2.0
-_IDLE_POLL_SECONDS = 15.0
+# While no job that waits is bound, looks are so many times rarer.
+_IDLE_RATIO = 8
 _IDLE_SECONDS = 60.0
 _LOCK_SECONDS = 2.0
+# A look at the queue may take this part of the time, though none is put off for longer.
+_BUSY_RATIO = 10
+_LONGEST_PAUSE_SECONDS = 60.0
+# After so long what was seen is looked at anew, before more is changed because of it.
+STALE_SECONDS = 30.0
 _START_SECONDS = 30.0
 
 
@@ -37,9 +44,10 @@ class GuardMissing(Exception):  # noqa: N818 - as the other internal errors
 class Guard:
     """The daemon's side: sees to it that there is one."""
 
-    def __init__(self, lock: Path, commands_folder: Path | None) -> None:
+    def __init__(self, lock: Path, commands_folder: Path | None, *, timeout_seconds: float) -> None:
         self._lock = lock
         self._commands_folder = commands_folder
+        self._timeout_seconds = timeout_seconds
 
     async def ensure(self) -> None:
         """Returns once a guard holds the lock, for at least a minute from now. GuardMissing."""
@@ -65,7 +73,9 @@ class Guard:
     def _start(self) -> None:
         """Returns once there is one: what is started here leaves it behind and ends."""
         folder = self._commands_folder
-        chosen = ["--commands-folder", str(folder)] if folder is not None else []
+        chosen = ["--timeout-seconds", str(self._timeout_seconds)]
+        if folder is not None:
+            chosen += ["--commands-folder", str(folder)]
         subprocess.run(  # noqa: S603 - this very program
             [sys.executable, "-m", "scheduler_plugin.guard", "--lock", str(self._lock), *chosen],
             stdin=subprocess.DEVNULL,
@@ -78,33 +88,43 @@ class Guard:
         )
 
 
-async def watch(slurm: SlurmCommands, lock: Path) -> None:
-    """Looks at the jobs until none is bound any more. Slurm may be away meanwhile."""
+async def watch(
+    slurm: Slurm, lock: Path, *, poll_seconds: float = _POLL_SECONDS, idle: float = _IDLE_SECONDS
+) -> None:
+    """Looks at the jobs until none was bound for `idle` seconds. Slurm may be away meanwhile."""
     needed = time.monotonic()
     while True:
-        pause = _POLL_SECONDS
+        began = time.monotonic()
+        pause = poll_seconds
         try:
             jobs = await slurm.jobs()
+        except SlurmUnavailable:
+            # It is asked again in a moment: while it is away it starts no job anywhere.
+            needed = time.monotonic()
+            took = time.monotonic() - began
+        else:
+            took = time.monotonic() - began
+            await _relax(slurm, jobs)
             # One that runs may be put back into the queue, bound as it was.
             if any(map(may_be_bound, jobs)):
                 needed = time.monotonic()
             if not any(bound_by(job) for job in jobs):
-                pause = _IDLE_POLL_SECONDS
-            for step in decide(jobs, time.time() - GRACE_SECONDS):
-                if isinstance(step, Relax):
-                    await _relax(slurm, step)
-        except SlurmUnavailable:
-            # It is asked again in a moment: while it is away it starts no job anywhere.
-            needed = time.monotonic()
-        if time.monotonic() - needed > _IDLE_SECONDS and _asked_for(lock) > _IDLE_SECONDS:
+                pause = _IDLE_RATIO * poll_seconds
+        if time.monotonic() - needed > idle and _asked_for(lock) > idle:
             return
-        await asyncio.sleep(pause)
+        await asyncio.sleep(max(pause, min(_BUSY_RATIO * took, _LONGEST_PAUSE_SECONDS)))
 
 
-async def _relax(slurm: SlurmCommands, step: Relax) -> None:
-    """One that cannot be, since it starts this moment, is not the others' affair."""
-    with contextlib.suppress(SlurmUnavailable):
-        await slurm.relax(step.job_id, step.features, release=step.release)
+async def _relax(slurm: Slurm, jobs: Sequence[Job]) -> None:
+    began = time.monotonic()
+    for step in decide(jobs, time.time() - GRACE_SECONDS):
+        if not isinstance(step, Relax):
+            continue
+        # One that fails has its turn again at the next look: the others are not to wait for it.
+        with contextlib.suppress(SlurmUnavailable):
+            await slurm.relax(step.job_id, step.features, release=step.release)
+        if time.monotonic() - began > STALE_SECONDS:
+            return
 
 
 def _asked_for(lock: Path) -> float:
@@ -119,11 +139,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="feedrack-affinity guard", description=__doc__)
     parser.add_argument("--lock", type=Path, required=True)
     parser.add_argument("--commands-folder", type=Path)
+    parser.add_argument("--timeout-seconds", type=float, default=20.0)
     arguments = parser.parse_args()
     descriptor = os.open(arguments.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     # The lock goes with the child; whoever waits for this process need not wait for that one.
     if _lock(descriptor) and os.fork() == 0:
-        asyncio.run(watch(SlurmCommands(arguments.commands_folder), arguments.lock))
+        slurm = SlurmCommands(arguments.commands_folder, timeout_seconds=arguments.timeout_seconds)
+        asyncio.run(watch(slurm, arguments.lock))
     return 0
 
 

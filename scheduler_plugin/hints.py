@@ -17,9 +17,10 @@ from scheduler_plugin.dataset import BadHint, Dataset, decode_value, parse_hint
 from scheduler_plugin.slurm.model import Job
 
 _OURS = re.compile(r"(?:^|\s)feedrack(( [a-z]+=\S*)+)")
-# What Slurm takes as a constraint, and nothing that would be another word of a command.
-_FEATURES = re.compile(r"[A-Za-z0-9_.:=&|*\[\]-]{0,1024}")
 _THEIRS = re.compile(r"(?:^|[\s;])dataset=([^\s;]+)")
+# What our script writes, and no more: an operator may have changed it, and all of it goes to Slurm.
+_MOMENT = re.compile(r"[0-9]{1,10}")
+_FEATURES = re.compile(r"[A-Za-z0-9_.:=&|\[\]-]{0,1024}")
 
 
 class Wait(Struct, frozen=True):
@@ -59,15 +60,27 @@ def _read(text: str) -> Hint | None:
     try:
         datasets = parse_hint(decode_value(values.get("dataset", "")))
         wait = None
-        places, constraint = values.get("places", ""), values.get("constraint", "")
-        if (
-            "wait" in values
-            and "begin" in values
-            and places
-            and _FEATURES.fullmatch(places)
-            and _FEATURES.fullmatch(constraint)
-        ):
-            wait = Wait(float(values["begin"]), float(values["wait"]), places, constraint)
+        if "wait" in values and "begin" in values and values.get("places"):
+            wait = Wait(
+                _moment(values["begin"]),
+                _moment(values["wait"]),
+                _features(values["places"]),
+                _features(values.get("constraint", "")),
+            )
     except ValueError:
         return None
     return Hint(datasets, values.get("prefer", ""), wait)
+
+
+def _moment(text: str) -> float:
+    """Seconds since 1970. ValueError."""
+    if not _MOMENT.fullmatch(text):
+        raise ValueError(f"no moment: {text!r}")
+    return float(text)
+
+
+def _features(text: str) -> str:
+    """ValueError."""
+    if not _FEATURES.fullmatch(text):
+        raise ValueError(f"no features: {text!r}")
+    return text

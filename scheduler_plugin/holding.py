@@ -8,7 +8,8 @@ them Slurm's own, so that nothing has to be remembered here:
     bound       eligible, the places as its constraint                 → relax at the bound
     relaxed     eligible, its own constraint                           → nothing
 
-A job whose constraint is neither was changed by somebody, whose word counts.
+A job whose constraint is neither, or that is to start at another time, was changed by somebody,
+whose word counts.
 
 And one that Slurm has given up, since it finds that the places preferred for it can never hold it,
 loses its preference: whatever a release makes of that, no job is to be worse off for it.
@@ -100,7 +101,7 @@ def is_bound(job: Job, wait: Wait) -> bool:
 def _as_submitted(job: Job, wait: Wait) -> bool:
     return (
         _same(job.features, wait.constraint)
-        and job.eligible >= wait.bound - 1.0
+        and abs(job.eligible - wait.bound) <= 1.0
         and wait.begin < wait.bound
     )
 

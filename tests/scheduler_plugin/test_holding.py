@@ -1,5 +1,6 @@
 """Waits: bound while there is time, let go at the bound, and never twice."""
 
+import re
 from collections.abc import Sequence
 
 import pytest
@@ -65,6 +66,7 @@ def test_where_none_of_its_places_can_be_had_it_does_not_wait() -> None:
 def test_what_its_user_has_changed_stays_changed() -> None:
     assert steps(replace(HELD, features="n1"), BOUND + 1) == []
     assert steps(replace(SUBMITTED, features="n1"), NOW) == []
+    assert steps(replace(SUBMITTED, eligible=BOUND + 86_400), NOW) == []
 
 
 @pytest.mark.parametrize("word", ["", "(null)"])
@@ -83,6 +85,11 @@ def test_no_constraint_has_two_spellings(word: str) -> None:
         "feedrack did=nothing why=no-ranking dataset=s3://train/imagenet",
         "feedrack did=preferred wait=x begin=y places=n4 constraint= dataset=s3://train/imagenet",
         "feedrack did=preferred wait=inf begin=nan places=n4 constraint= dataset=s3://train/imagenet",
+        # What cannot be a word of a command, or a time, for the one binding and for the other.
+        SUBMITTED.admin_comment.replace("[n4|rack2] constraint=gpu", "%00 constraint=gpu"),
+        SUBMITTED.admin_comment.replace("constraint=gpu", "constraint=gpu%20x"),
+        re.sub(" begin=[0-9]+", " begin=-1e300", SUBMITTED.admin_comment),
+        re.sub(" wait=[0-9]+", " wait=inf", SUBMITTED.admin_comment),
     ],
 )
 def test_jobs_without_a_wait_are_none_of_its_business(comment: str) -> None:
