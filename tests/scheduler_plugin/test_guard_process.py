@@ -60,7 +60,8 @@ def test_it_outlives_who_asked_for_it(lock: Path, tmp_path: Path) -> None:
     program = (
         "import asyncio, os, signal, sys; from pathlib import Path\n"
         "from scheduler_plugin.guard import Guard\n"
-        f"guard = Guard(Path({str(lock)!r}), Path({str(tmp_path / 'none')!r}), timeout_seconds=5.0)\n"
+        f"lock, folder = Path({str(lock)!r}), Path({str(tmp_path / 'none')!r})\n"
+        "guard = Guard(lock, folder, timeout_seconds=5.0)\n"
         "asyncio.run(guard.ensure())\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )
