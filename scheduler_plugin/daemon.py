@@ -19,7 +19,7 @@ from scheduler_plugin.config import Config, read_token
 from scheduler_plugin.folders import FolderUnsafe, prepare, take_requests
 from scheduler_plugin.gateways import Gateways, GatewaysUnavailable
 from scheduler_plugin.guard import STALE_SECONDS, Guard, GuardMissing
-from scheduler_plugin.hints import hint_of
+from scheduler_plugin.hints import Hint, hint_of
 from scheduler_plugin.holding import Bind, Relax, Step, Unprefer, decide, may_be_bound
 from scheduler_plugin.ranker import Ranker
 from scheduler_plugin.remembered import Remembered
@@ -117,8 +117,7 @@ class Daemon:
         finally:
             # What is changed afterwards puts off no look: many jobs that wait are many changes.
             self._asking_seconds = time.monotonic() - began
-        hints = [hint for job in self._jobs if (hint := hint_of(job)) is not None]
-        self._remembered.see((hint.datasets for hint in hints), time.time())
+        hints = self._see(self._jobs)
         self._news.set()
         waits = any(hint.wait for hint in hints)
         hosts: Sequence[Host] | None = await self._slurm.hosts() if waits else None
@@ -138,6 +137,12 @@ class Daemon:
             await self._take(step)
             if time.monotonic() - began > STALE_SECONDS:
                 return
+
+    def _see(self, jobs: Sequence[Job]) -> list[Hint]:
+        """Their hints, which are remembered."""
+        hints = [hint for job in jobs if (hint := hint_of(job)) is not None]
+        self._remembered.see((hint.datasets for hint in hints), time.time())
+        return hints
 
     async def _take(self, step: Step) -> None:
         """That one job cannot be changed, since it just starts, is not the others' affair."""
@@ -177,6 +182,8 @@ class Daemon:
         if not ids:
             return
         jobs = await self._slurm.jobs(ids)
+        # One that is over before the queue is looked at was here.
+        self._see(jobs)
         async with self._warming:
             await self._warmer.look(jobs, whole=False)
 

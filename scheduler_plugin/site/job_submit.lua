@@ -201,6 +201,9 @@ local function size_of(job)
    return number(job.min_nodes) or 1, cpus
 end
 
+-- A whole line of a section.
+local PLACE = "\n([A-Za-z0-9_.-]+) (%d+) (%d+) [^ \n]+%f[\n]"
+
 -- The places of the job's partition that can hold the whole job, the best first, and whether that
 -- takes several nodes on a strict release; nil and why not.
 --
@@ -224,7 +227,7 @@ local function places_for(part, job, default, strict)
    local section = string.sub(part, from + 1, string.find(part, "\n[", from, true) or #part)
    local nodes, all_cpus = size_of(job)
    local used, careful = 0, false
-   for feature, hosts, cpus in string.gmatch(section, "([A-Za-z0-9_.-]+) (%d+) (%d+) [^ \n]+\n") do
+   for feature, hosts, cpus in string.gmatch(section, PLACE) do
       local needed = nodes
       hosts, cpus = tonumber(hosts), tonumber(cpus)
       if all_cpus > cpus * nodes and cpus > 0 then
