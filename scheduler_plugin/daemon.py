@@ -20,7 +20,7 @@ from scheduler_plugin.folders import FolderUnsafe, prepare, take_requests
 from scheduler_plugin.gateways import Gateways, GatewaysUnavailable
 from scheduler_plugin.guard import STALE_SECONDS, Guard, GuardMissing
 from scheduler_plugin.hints import hint_of
-from scheduler_plugin.holding import Bind, Relax, Step, Unprefer, bound_by, decide
+from scheduler_plugin.holding import Bind, Bounds, Relax, Step, Unprefer, bound_by, decide
 from scheduler_plugin.ranker import Ranker
 from scheduler_plugin.remembered import Remembered
 from scheduler_plugin.slurm.choice import open_slurm
@@ -81,6 +81,7 @@ class Daemon:
             config.slurm.commands_folder,
             timeout_seconds=config.slurm.timeout_seconds,
         )
+        self._bounds = Bounds()
         self._jobs: Sequence[Job] = ()
         self._news = asyncio.Event()
         self._warming = asyncio.Lock()
@@ -113,7 +114,7 @@ class Daemon:
     async def _look(self) -> None:
         began = time.monotonic()
         try:
-            self._jobs = await self._slurm.jobs()
+            self._jobs = self._bounds.restore(await self._slurm.jobs())
         finally:
             # What is changed afterwards puts off no look: many jobs that wait are many changes.
             self._asking_seconds = time.monotonic() - began
