@@ -86,6 +86,7 @@ class Daemon:
         self._news = asyncio.Event()
         self._warming = asyncio.Lock()
         self._asking_seconds = 0.0
+        self._listening_seconds = 0.0
         self._failing: set[str] = set()
         # Said once each, for as long as they are wanted.
         self._refused: set[Step] = set()
@@ -170,23 +171,33 @@ class Daemon:
 
     async def _listen_on(self) -> None:
         while True:
+            self._listening_seconds = 0.0
             await self._try("requests", self._listen)
-            await asyncio.sleep(_REQUESTS_SECONDS)
+            pause = min(_BUSY_RATIO * self._listening_seconds, _LONGEST_PAUSE_SECONDS)
+            await asyncio.sleep(max(_REQUESTS_SECONDS, pause))
 
     async def _listen(self) -> None:
         ids = list(take_requests(self._config.folders.requests))
         if not ids:
             return
-        jobs = await self._slurm.jobs(ids)
+        began = time.monotonic()
+        try:
+            jobs = await self._slurm.jobs(ids)
+        finally:
+            # Where jobs start all the time, those of a while are asked for together.
+            self._listening_seconds = time.monotonic() - began
         async with self._warming:
             await self._warmer.look(jobs, whole=False)
 
     async def _try(self, what: str, step: Callable[[], Awaitable[object]]) -> None:
         try:
             await step()
-        except _TROUBLE as error:
+        except Exception as error:
             if what not in self._failing:
-                log.warning(f"{what} failed", reason=str(error))
+                # What nobody thought of comes with where it happened. It ends no loop either: some
+                # user's job may be the cause, and the others' are not to suffer from it.
+                unexpected = not isinstance(error, _TROUBLE)
+                log.warning(f"{what} failed", reason=str(error), exc_info=unexpected)
             self._failing.add(what)
             return
         if what in self._failing:

@@ -3,8 +3,8 @@
     python -m scheduler_plugin.guard --lock FILE [--commands-folder FOLDER] [--timeout-seconds N]
 
 It holds the lock for as long as it lives, so there is one. Which jobs are bound, and until when,
-Slurm knows: it is given nothing and has to remember nothing. It ends once no job has been bound, and no
-daemon has asked for it, for a minute.
+Slurm knows: it is given nothing and has to remember nothing. It ends once no job has been bound,
+and no daemon has asked for it, for a minute.
 """
 
 import argparse
