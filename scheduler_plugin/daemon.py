@@ -20,7 +20,7 @@ from scheduler_plugin.folders import FolderUnsafe, prepare, take_requests
 from scheduler_plugin.gateways import Gateways, GatewaysUnavailable
 from scheduler_plugin.guard import STALE_SECONDS, Guard, GuardMissing
 from scheduler_plugin.hints import Hint, hint_of
-from scheduler_plugin.holding import Bind, Relax, Step, Unprefer, decide, may_be_bound
+from scheduler_plugin.holding import Bind, Bounds, Relax, Step, Unprefer, decide, may_be_bound
 from scheduler_plugin.ranker import Ranker
 from scheduler_plugin.remembered import Remembered
 from scheduler_plugin.slurm.choice import open_slurm
@@ -81,10 +81,12 @@ class Daemon:
             config.slurm.commands_folder,
             timeout_seconds=config.slurm.timeout_seconds,
         )
+        self._bounds = Bounds()
         self._jobs: Sequence[Job] = ()
         self._news = asyncio.Event()
         self._warming = asyncio.Lock()
         self._asking_seconds = 0.0
+        self._listening_seconds = 0.0
         self._failing: set[str] = set()
         # Said once each, for as long as they are wanted.
         self._refused: set[Step] = set()
@@ -113,7 +115,7 @@ class Daemon:
     async def _look(self) -> None:
         began = time.monotonic()
         try:
-            self._jobs = await self._slurm.jobs()
+            self._jobs = self._bounds.restore(await self._slurm.jobs())
         finally:
             # What is changed afterwards puts off no look: many jobs that wait are many changes.
             self._asking_seconds = time.monotonic() - began
@@ -174,14 +176,21 @@ class Daemon:
 
     async def _listen_on(self) -> None:
         while True:
+            self._listening_seconds = 0.0
             await self._try("requests", self._listen)
-            await asyncio.sleep(_REQUESTS_SECONDS)
+            pause = min(_BUSY_RATIO * self._listening_seconds, _LONGEST_PAUSE_SECONDS)
+            await asyncio.sleep(max(_REQUESTS_SECONDS, pause))
 
     async def _listen(self) -> None:
         ids = list(take_requests(self._config.folders.requests))
         if not ids:
             return
-        jobs = await self._slurm.jobs(ids)
+        began = time.monotonic()
+        try:
+            jobs = await self._slurm.jobs(ids)
+        finally:
+            # Where jobs start all the time, those of a while are asked for together.
+            self._listening_seconds = time.monotonic() - began
         # One that is over before the queue is looked at was here.
         self._see(jobs)
         async with self._warming:
@@ -190,14 +199,12 @@ class Daemon:
     async def _try(self, what: str, step: Callable[[], Awaitable[object]]) -> None:
         try:
             await step()
-        except _TROUBLE as error:
+        except Exception as error:
             if what not in self._failing:
-                log.warning(f"{what} failed", reason=str(error))
-            self._failing.add(what)
-            return
-        except Exception:
-            # A defect of ours. What comes next may be without it; without a daemon all is lost.
-            log.exception(f"{what} failed")
+                # What nobody thought of comes with where it happened. It ends no loop either: some
+                # user's job may be the cause, and the others' are not to suffer from it.
+                unexpected = not isinstance(error, _TROUBLE)
+                log.warning(f"{what} failed", reason=str(error), exc_info=unexpected)
             self._failing.add(what)
             return
         if what in self._failing:

@@ -3,8 +3,8 @@
     python -m scheduler_plugin.guard --lock FILE [--commands-folder FOLDER]
 
 It holds the lock for as long as it lives, so there is one. Which jobs are bound, and until when,
-Slurm knows: it is given nothing and remembers nothing. It ends once no job has been bound, and no
-daemon has asked for it, for a minute.
+Slurm knows: it is given nothing and has to remember nothing. It ends once no job has been bound,
+and no daemon has asked for it, for a minute.
 """
 
 import argparse
@@ -18,7 +18,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from scheduler_plugin.holding import Relax, bound_by, decide, may_be_bound
+from scheduler_plugin.holding import Bounds, Relax, bound_by, decide, may_be_bound
 from scheduler_plugin.slurm.commands import SlurmCommands
 from scheduler_plugin.slurm.model import Job, Slurm, SlurmUnavailable
 
@@ -93,11 +93,12 @@ async def watch(
 ) -> None:
     """Looks at the jobs until none was bound for `idle` seconds. Slurm may be away meanwhile."""
     needed = time.monotonic()
+    bounds = Bounds()
     while True:
         began = time.monotonic()
         pause = poll_seconds
         try:
-            jobs = await slurm.jobs()
+            jobs = bounds.restore(await slurm.jobs())
         except SlurmUnavailable:
             # It is asked again in a moment: while it is away it starts no job anywhere.
             needed = time.monotonic()

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from scheduler_plugin.dataset import Dataset
-from scheduler_plugin.gateways import Gateways, Refused
+from scheduler_plugin.gateways import Gateways, Refused, TooBusy
 from scheduler_plugin.hints import Hint, hint_of
 from scheduler_plugin.slurm.model import Job
 from scheduler_plugin.warmer import Warmer
@@ -69,7 +69,12 @@ class Stager:
             rack = self._rack_for(dataset, hint)
             if rack is None:
                 continue
-            id_ = await self._warmer.stage(job, dataset, [rack])
+            try:
+                id_ = await self._warmer.stage(job, dataset, [rack])
+            except TooBusy:
+                # It has its turn.
+                parts.append(0.0)
+                continue
             if id_ is None:
                 continue
             try:

@@ -74,7 +74,7 @@ def plan(
 ) -> list[Step]:
     """The steps to be taken now. `asked`: what was asked for, by dataset and rack; `wall` is in
     seconds since 1970, `now` monotonic."""
-    steps: list[Step] = []
+    asks: list[Ask] = []
     alive: set[int] = set()
     taken: set[Key] = set()
     hastened: dict[tuple[str, int], int] = {}
@@ -97,7 +97,10 @@ def plan(
                     missing.append(rack)
                     taken.add((dataset, rack))
             if missing:
-                steps.append(Ask(dataset, tuple(missing), job.id, priority))
+                asks.append(Ask(dataset, tuple(missing), job.id, priority))
+    # The gateways have room for so many.
+    asks.sort(key=lambda ask: -ask.priority)
+    steps: list[Step] = [*asks]
     steps += [Hasten(id_, job_id, priority) for (id_, job_id), priority in hastened.items()]
     needed = {id_ for id_, _ in hastened}
     gone = {each.id for each in asked.values() if not each.jobs & alive} - needed

@@ -354,6 +354,13 @@ local function minutes_of(text)
    return nil
 end
 
+-- Whether the job can be told to wait. Of a job of several parts Slurm changes all by the first, so
+-- none could be bound to its own places; and one that is to start at once would be refused.
+local function may_wait(job)
+   local part = job.het_job_offset
+   return not (part and part < NOT_SAID) and not number(job.immediate)
+end
+
 -- Names as one word of a comment; what else is in it has no sign that needs it.
 local function escaped(names)
    return (string.gsub(names, "[^A-Za-z0-9._/:,-]", ESCAPED))
@@ -373,7 +380,7 @@ local function place(job)
       job.admin_comment = said[1] .. " did=nothing why=bad-hint"
       return
    end
-   local wait = minutes_of(minutes)
+   local wait = minutes and may_wait(job) and minutes_of(minutes)
    local preferred, places = decide(job, datasets, wait)
    local bound
    if preferred then

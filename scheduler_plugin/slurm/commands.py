@@ -6,9 +6,10 @@ a time, and ended if it takes longer: a controller that hangs must not hang us.
 
 import asyncio
 import contextlib
+import math
 import os
+import time
 from collections.abc import Mapping, Sequence
-from datetime import datetime
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -162,7 +163,6 @@ async def _read(stream: asyncio.StreamReader | None) -> bytes:
 
 
 def _time(seconds: float) -> str:
-    """As `scontrol` reads it: local time, as ours is. What has passed is now."""
-    now = datetime.now().astimezone()
-    when = datetime.fromtimestamp(seconds, tz=now.tzinfo).astimezone()
-    return "now" if when <= now else when.strftime("%Y-%m-%dT%H:%M:%S")
+    """As `scontrol` reads it: by seconds since 1970, as local time has one hour a year twice. What
+    has passed is now."""
+    return f"uts{math.ceil(seconds)}" if seconds > time.time() else "now"

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import pytest
 from msgspec.structs import replace
 
-from scheduler_plugin.holding import Bind, Relax, Step, Unprefer, bound_by, decide
+from scheduler_plugin.holding import Bind, Bounds, Relax, Step, Unprefer, bound_by, decide
 from scheduler_plugin.slurm.model import Host, Job
 
 NOW = 1_796_000_000.0
@@ -116,3 +116,27 @@ def test_a_job_that_slurm_has_given_up_loses_its_preference() -> None:
 
 def test_one_that_was_given_up_while_bound_is_tried_again() -> None:
     assert steps(replace(HELD, reason="BadConstraints"), BOUND) == [Relax(7, "gpu", release=True)]
+
+
+@pytest.mark.parametrize("comment", ["", "see ticket 5"])
+def test_a_bound_job_whose_admin_comment_is_written_over_is_let_go(comment: str) -> None:
+    bounds = Bounds()
+    over = replace(HELD, admin_comment=comment, comment="dataset=s3://train/imagenet")
+    assert steps(over, BOUND) == []
+    bounds.restore([HELD])
+    for _ in range(2):
+        [job] = bounds.restore([over])
+        assert steps(job, BOUND) == [Relax(7, "gpu")]
+    [job] = bounds.restore([replace(over, features="gpu")])
+    assert steps(job, BOUND) == []
+    assert list(bounds.restore([over])) == [over]
+
+
+def test_what_an_operator_says_of_a_bound_counts() -> None:
+    bounds = Bounds()
+    bounds.restore([HELD])
+    sooner = replace(HELD, admin_comment=HELD.admin_comment.replace(f"{BOUND:.0f}", f"{NOW:.0f}"))
+    assert list(bounds.restore([sooner])) == [sooner]
+    bounds.restore([])
+    gone = replace(HELD, admin_comment="")
+    assert list(bounds.restore([gone])) == [gone]

@@ -73,6 +73,13 @@ def test_the_sooner_the_more_urgent() -> None:
     assert STARTED_PRIORITY > sooner.priority > later.priority > 0
 
 
+def test_the_most_urgent_is_asked_for_first() -> None:
+    """Whichever was submitted first: the gateways have room for so many."""
+    early = replace(WAITING, id=1, start=WALL + 500, hosts=("n2",))
+    asks = [each for each in steps(early, STARTED) if isinstance(each, Ask)]
+    assert [each.job for each in asks] == [7, 1]
+
+
 def test_many_jobs_of_one_dataset_ask_once() -> None:
     array = [replace(STARTED, id=number) for number in range(100, 200)]
     assert len(steps(*array)) == 1
