@@ -4,6 +4,7 @@ tests/slurm/test_seam.py, with a Slurm."""
 import asyncio
 import importlib.util
 import os
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -141,6 +142,37 @@ async def test_whoever_stops_asking_leaves_nothing_for_the_next(
         with pytest.raises(asyncio.CancelledError):
             await task
         assert [each.name for each in await slurm.hosts()] == ["n1"]
+
+
+def test_it_does_not_outlive_a_daemon_that_is_killed(
+    commands: SlurmCommands, tmp_path: Path
+) -> None:
+    ends = tmp_path / "ends"
+    script = f"say('22.5.3')\nsys.stdin.read()\nopen({str(ends)!r}, 'w').close()\n"
+    daemon = (
+        "import asyncio, sys\n"
+        "from pathlib import Path\n"
+        "from scheduler_plugin.slurm.bindings import SlurmBindings\n"
+        "from scheduler_plugin.slurm.commands import SlurmCommands\n"
+        "async def main():\n"
+        f"    commands = SlurmCommands(Path({str(tmp_path)!r}))\n"
+        f"    words = [sys.executable, '-c', {_SAY + script!r}]\n"
+        "    async with SlurmBindings(commands, reading=words):\n"
+        "        print('open', flush=True)\n"
+        "        await asyncio.sleep(3600)\n"
+        "asyncio.run(main())\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", daemon], stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "open\n"
+        assert not ends.exists()
+        process.kill()
+    deadline = time.monotonic() + 20
+    while not ends.exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
 
 
 @pytest.mark.parametrize(
