@@ -354,11 +354,9 @@ local function minutes_of(text)
    return nil
 end
 
--- Whether the job can be told to wait. Of a job of several parts Slurm changes all by the first, so
--- none could be bound to its own places; and one that is to start at once would be refused.
+-- Whether the job can be told to wait: one that is to start at once would be refused.
 local function may_wait(job)
-   local part = job.het_job_offset
-   return not (part and part < NOT_SAID) and not number(job.immediate)
+   return not number(job.immediate)
 end
 
 -- Names as one word of a comment; what else is in it has no sign that needs it.
