@@ -83,7 +83,6 @@ def test_a_gateway_sees_the_prefetch_before_the_jobs_first_read(
     asked, reading, read = warming.slurm.output(job.id).partition("READING\n")
     assert reading
     assert " 200 " in read.splitlines()[0]
-    assert "x-feedrack-tier: disk" in read.lower()
     seen = json.loads(asked.partition("\n\n")[2])["prefetches"]
     assert [(each["job"], each["dataset"], each["racks"]) for each in seen] == [
         (job.id, f"{dataset}/", ["rack1"])
