@@ -1,4 +1,5 @@
--- Times job_submit.lua outside Slurm, over jobs that are plain tables: microseconds of CPU a job.
+-- Times job_submit.lua outside Slurm, over jobs that are plain tables: microseconds of CPU a job,
+-- the median over some jobs at a time, and the least.
 -- lua5.1 submissions.lua SCRIPT JOBS DATASETS
 
 local script, jobs, datasets = arg[1], tonumber(arg[2]), tonumber(arg[3])
@@ -11,7 +12,7 @@ assert(loadfile(script))()
 local AT_ONCE = 20
 
 local function time(name, make)
-   local took, preferred, number = 0, 0, 0
+   local times, preferred, number = {}, 0, 0
    while number < jobs do
       local made = {}
       for place = 1, AT_ONCE do
@@ -22,14 +23,16 @@ local function time(name, make)
       for place = 1, AT_ONCE do
          slurm_job_submit(made[place], {}, 1000)
       end
-      took = took + os.clock() - began
+      times[#times + 1] = (os.clock() - began) / AT_ONCE * 1e6
       for place = 1, AT_ONCE do
          if made[place].prefer then
             preferred = preferred + 1
          end
       end
    end
-   print(string.format("%s\t%.3f\t%d", name, took / number * 1e6, preferred))
+   table.sort(times)
+   local median = times[math.ceil(#times / 2)]
+   print(string.format("%s\t%.3f\t%.3f\t%d", name, median, times[1], preferred))
 end
 
 -- Every dataset in turn, by steps that leave none of them twice in a row.
