@@ -119,10 +119,10 @@ class Daemon:
         finally:
             # What is changed afterwards puts off no look: many jobs that wait are many changes.
             self._asking_seconds = time.monotonic() - began
-        hints = [hint for job in self._jobs if (hint := hint_of(job)) is not None]
-        self._remembered.see((hint.datasets for hint in hints), time.time())
+        hints = [(job.user, hint) for job in self._jobs if (hint := hint_of(job)) is not None]
+        self._remembered.see(((user, hint.datasets) for user, hint in hints), time.time())
         self._news.set()
-        waits = any(hint.wait for hint in hints)
+        waits = any(hint.wait for _, hint in hints)
         hosts: Sequence[Host] | None = await self._slurm.hosts() if waits else None
         steps = list(decide(self._jobs, time.time(), hosts=hosts))
         self._refused &= set(steps)

@@ -47,7 +47,7 @@ async def test_a_name_that_gateways_cannot_answer_costs_the_others_nothing(
     )
     remembered = Remembered(tmp_path / "seen.json", seconds=3600)
     for text in (f"s3://train/a/b/{trouble}", "s3://train/a/b/deep"):
-        remembered.see([parse_hint(text)], time.time())
+        remembered.see([("alice", parse_hint(text))], time.time())
     async with admin_port(answer) as url, Gateways([url], "t", timeout_seconds=5.0) as gateways:
         ranker = Ranker(config, Queue(), gateways, remembered)
         assert await ranker.refresh() == 3
