@@ -25,7 +25,7 @@ soak: install redis ## clients on six nodes while everything fails (SOAK_MINUTES
 test: install redis slurm clients real-files ## all tests but those marked hardware and bench
 	$(RUN) pytest -n auto $(ARGS)
 
-test-slurm-24: install ## the tests with a Slurm, on release 24.11, in a Debian root that it makes
+test-slurm-24: install redis ## the tests with a Slurm, on release 24.11, in a Debian root that it makes
 	@sh tests/slurm/make-root.sh trixie .tools/trixie
 	FEEDRACK_SLURM_ROOT=$(CURDIR)/.tools/trixie REQUIRE=slurm $(RUN) pytest -n auto tests/slurm $(ARGS)
 
@@ -43,7 +43,7 @@ bench: $(UV)   ## beside the peers, which it installs; results under benchmarks/
 	@$(UV) sync --frozen --quiet --group bench
 	$(if $(ARGS),,$(RUN) --group bench python -m benchmarks.eviction)
 	$(RUN) --group bench python -m benchmarks.run $(ARGS)
-	$(if $(filter-out --quick,$(ARGS)),,@set -e; for name in packing batches epoch cluster affinity; do \
+	$(if $(filter-out --quick,$(ARGS)),,@set -e; for name in packing batches epoch cluster affinity placed submissions; do \
 		$(RUN) --group bench python -m benchmarks.$$name $(ARGS); done)
 
 install: $(UV)

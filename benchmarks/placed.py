@@ -57,7 +57,7 @@ class Plan(Struct, frozen=True, kw_only=True):
     datasets: int = 6
     objects: int = 8
     passes: int = 2
-    gap_seconds: float = 1.5
+    gap_seconds: float = 2.2
     compute_seconds: float = 0.25
     skew: float = 0.7
     rate_mbit: int = 200
@@ -71,7 +71,7 @@ class Plan(Struct, frozen=True, kw_only=True):
 
 
 FULL = Plan()
-QUICK = Plan(jobs=12, datasets=4, gap_seconds=1.0, capacity="112MiB", ways=(_WITHOUT, _WITH))
+QUICK = Plan(jobs=12, datasets=4, gap_seconds=2.0, capacity="112MiB", ways=(_WITHOUT, _WITH))
 
 
 class Told(Struct, frozen=True):

@@ -223,7 +223,7 @@ def _release(config: Mapping[str, str]) -> Check:
     if release < _ARRAYS_SINCE:
         note = "; job arrays are left alone before 22.05.9"
     if release[:2] > _NEWEST:
-        note = f"; newer than what was tried ({_NEWEST[0]}.{_NEWEST[1]:02})"
+        note = f"; newer than what is supported ({_NEWEST[0]}.{_NEWEST[1]:02})"
     return _said("Slurm release", True, told + note, "")
 
 
@@ -330,7 +330,7 @@ def _folder(folder: Folder, user: tuple[str, int] | None) -> Check:
         owner = "SlurmUser" if user is None else user[0]
         return _said(
             name, False, f"no {folder.path}",
-            f"start the daemon by its unit, or install -d -m 0700 -o {owner} {folder.path}",
+            f"start feedrack-affinity.service, or `install -d -m 0700 -o {owner} {folder.path}`",
         )  # fmt: skip
     if _REMOTE.match(folder.file_system):
         return _said(name, False, found, "let it be on a local disk or a tmpfs of this host")

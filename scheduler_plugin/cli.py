@@ -72,7 +72,9 @@ def rank_command(dataset: str, config_path: Path, as_json: bool) -> None:
     """Show where a dataset's jobs would be sent now, and why."""
     try:
         shown = asyncio.run(ask(load(config_path), parse_dataset(dataset)))
-    except (BadHint, ConfigError) as error:
+    except BadHint as error:
+        _failed(BadHint(f"{dataset}: {error}"), status=2)
+    except ConfigError as error:
         _failed(error, status=2)
     except (GatewaysUnavailable, SlurmUnavailable) as error:
         _failed(error, status=1)

@@ -19,8 +19,8 @@ from scheduler_plugin.config import Config, read_token
 from scheduler_plugin.folders import FolderUnsafe, prepare, take_requests
 from scheduler_plugin.gateways import Gateways, GatewaysUnavailable
 from scheduler_plugin.guard import STALE_SECONDS, Guard, GuardMissing
-from scheduler_plugin.hints import hint_of
-from scheduler_plugin.holding import Bind, Bounds, Relax, Step, Unprefer, bound_by, decide
+from scheduler_plugin.hints import Hint, hint_of
+from scheduler_plugin.holding import Bind, Bounds, Relax, Step, Unprefer, decide, may_be_bound
 from scheduler_plugin.ranker import Ranker
 from scheduler_plugin.remembered import Remembered
 from scheduler_plugin.slurm.choice import open_slurm
@@ -119,17 +119,16 @@ class Daemon:
         finally:
             # What is changed afterwards puts off no look: many jobs that wait are many changes.
             self._asking_seconds = time.monotonic() - began
-        hints = [(job.user, hint) for job in self._jobs if (hint := hint_of(job)) is not None]
-        self._remembered.see(((user, hint.datasets) for user, hint in hints), time.time())
+        hints = self._see(self._jobs)
         self._news.set()
-        waits = any(hint.wait for _, hint in hints)
+        waits = any(hint.wait for hint in hints)
         hosts: Sequence[Host] | None = await self._slurm.hosts() if waits else None
         steps = list(decide(self._jobs, time.time(), hosts=hosts))
         self._refused &= set(steps)
         binds = [step for step in steps if isinstance(step, Bind)]
         # Letting go needs nobody else, so nothing goes before it.
         await self._take_all(step for step in steps if not isinstance(step, Bind))
-        if binds or (waits and any(bound_by(job) is not None for job in self._jobs)):
+        if binds or any(map(may_be_bound, self._jobs)):
             await self._guard.ensure()
         await self._take_all(binds)
 
@@ -140,6 +139,12 @@ class Daemon:
             await self._take(step)
             if time.monotonic() - began > STALE_SECONDS:
                 return
+
+    def _see(self, jobs: Sequence[Job]) -> list[Hint]:
+        """Their hints, which are remembered."""
+        hints = [(job.user, hint) for job in jobs if (hint := hint_of(job)) is not None]
+        self._remembered.see(((user, hint.datasets) for user, hint in hints), time.time())
+        return [hint for _, hint in hints]
 
     async def _take(self, step: Step) -> None:
         """That one job cannot be changed, since it just starts, is not the others' affair."""
@@ -186,6 +191,8 @@ class Daemon:
         finally:
             # Where jobs start all the time, those of a while are asked for together.
             self._listening_seconds = time.monotonic() - began
+        # One that is over before the queue is looked at was here.
+        self._see(jobs)
         async with self._warming:
             await self._warmer.look(jobs, whole=False)
 

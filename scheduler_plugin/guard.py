@@ -1,6 +1,6 @@
 """Lets jobs go at their bound if the daemon cannot: a process of its own session, that outlives it.
 
-    python -m scheduler_plugin.guard --lock FILE [--commands-folder FOLDER] [--timeout-seconds N]
+    python -m scheduler_plugin.guard --lock FILE [--commands-folder FOLDER]
 
 It holds the lock for as long as it lives, so there is one. Which jobs are bound, and until when,
 Slurm knows: it is given nothing and has to remember nothing. It ends once no job has been bound,
@@ -18,20 +18,23 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from scheduler_plugin.holding import Bounds, Relax, bound_by, decide
+from scheduler_plugin.holding import Bounds, Relax, bound_by, decide, may_be_bound
 from scheduler_plugin.slurm.commands import SlurmCommands
 from scheduler_plugin.slurm.model import Job, Slurm, SlurmUnavailable
 
 # What is due is the daemon's for so long.
 GRACE_SECONDS = 3.0
 _POLL_SECONDS = 2.0
+# While no job that waits is bound, looks are so many times rarer.
+_IDLE_RATIO = 8
 _IDLE_SECONDS = 60.0
-_START_SECONDS = 10.0
+_LOCK_SECONDS = 2.0
 # A look at the queue may take this part of the time, though none is put off for longer.
 _BUSY_RATIO = 10
 _LONGEST_PAUSE_SECONDS = 60.0
 # After so long what was seen is looked at anew, before more is changed because of it.
 STALE_SECONDS = 30.0
+_START_SECONDS = 30.0
 
 
 class GuardMissing(Exception):  # noqa: N818 - as the other internal errors
@@ -45,27 +48,19 @@ class Guard:
         self._lock = lock
         self._commands_folder = commands_folder
         self._timeout_seconds = timeout_seconds
-        # The last one started, to take note of its end.
-        self._process: subprocess.Popen[bytes] | None = None
 
     async def ensure(self) -> None:
         """Returns once a guard holds the lock, for at least a minute from now. GuardMissing."""
         try:
             self._lock.touch(mode=0o600)
-            if self._held():
-                return
-            self._process = self._start()
+            if not self._held():
+                await asyncio.to_thread(self._start)
+            if not self._held():
+                raise GuardMissing("it ended as it began")
+        except subprocess.SubprocessError as error:
+            raise GuardMissing(f"it does not start: {error}") from error
         except OSError as error:
             raise GuardMissing(f"{self._lock}: {error.strerror}") from error
-        deadline = time.monotonic() + _START_SECONDS
-        while not self._held():
-            status = self._process.poll()
-            if status not in (None, 0) or time.monotonic() > deadline:
-                raise GuardMissing("it does not start")
-            if status == 0:
-                # It tried the lock just as this looked at it, and took it for another guard's.
-                self._process = self._start()
-            await asyncio.sleep(0.02)
 
     def _held(self) -> bool:
         with self._lock.open("rb") as file:
@@ -75,18 +70,21 @@ class Guard:
                 return True
             return False
 
-    def _start(self) -> "subprocess.Popen[bytes]":
+    def _start(self) -> None:
+        """Returns once there is one: what is started here leaves it behind and ends."""
         folder = self._commands_folder
         chosen = ["--timeout-seconds", str(self._timeout_seconds)]
         if folder is not None:
             chosen += ["--commands-folder", str(folder)]
-        return subprocess.Popen(  # noqa: S603 - this very program
+        subprocess.run(  # noqa: S603 - this very program
             [sys.executable, "-m", "scheduler_plugin.guard", "--lock", str(self._lock), *chosen],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             start_new_session=True,
             cwd="/",
+            timeout=_START_SECONDS,
+            check=True,
         )
 
 
@@ -94,24 +92,28 @@ async def watch(
     slurm: Slurm, lock: Path, *, poll_seconds: float = _POLL_SECONDS, idle: float = _IDLE_SECONDS
 ) -> None:
     """Looks at the jobs until none was bound for `idle` seconds. Slurm may be away meanwhile."""
-    last_bound = time.monotonic()
+    needed = time.monotonic()
     bounds = Bounds()
     while True:
         began = time.monotonic()
+        pause = poll_seconds
         try:
             jobs = bounds.restore(await slurm.jobs())
         except SlurmUnavailable:
             # It is asked again in a moment: while it is away it starts no job anywhere.
-            last_bound = time.monotonic()
+            needed = time.monotonic()
             took = time.monotonic() - began
         else:
             took = time.monotonic() - began
             await _relax(slurm, jobs)
-            if any(bound_by(job) is not None for job in jobs):
-                last_bound = time.monotonic()
-        if time.monotonic() - last_bound > idle and _asked_for(lock) > idle:
+            # One that runs may be put back into the queue, bound as it was.
+            if any(map(may_be_bound, jobs)):
+                needed = time.monotonic()
+            if not any(bound_by(job) for job in jobs):
+                pause = _IDLE_RATIO * poll_seconds
+        if time.monotonic() - needed > idle and _asked_for(lock) > idle:
             return
-        await asyncio.sleep(max(poll_seconds, min(_BUSY_RATIO * took, _LONGEST_PAUSE_SECONDS)))
+        await asyncio.sleep(max(pause, min(_BUSY_RATIO * took, _LONGEST_PAUSE_SECONDS)))
 
 
 async def _relax(slurm: Slurm, jobs: Sequence[Job]) -> None:
@@ -141,13 +143,26 @@ def main() -> int:
     parser.add_argument("--timeout-seconds", type=float, default=20.0)
     arguments = parser.parse_args()
     descriptor = os.open(arguments.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return 0
-    slurm = SlurmCommands(arguments.commands_folder, timeout_seconds=arguments.timeout_seconds)
-    asyncio.run(watch(slurm, arguments.lock))
+    # The lock goes with the child; whoever waits for this process need not wait for that one.
+    if _lock(descriptor) and os.fork() == 0:
+        slurm = SlurmCommands(arguments.commands_folder, timeout_seconds=arguments.timeout_seconds)
+        asyncio.run(watch(slurm, arguments.lock))
     return 0
+
+
+def _lock(descriptor: int) -> bool:
+    """Whether this is the one guard. Those who look whether there is one hold the lock for a moment
+    too."""
+    deadline = time.monotonic() + _LOCK_SECONDS
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.005)
+        else:
+            return True
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ _THEIRS = re.compile(r"(?:^|[\s;])dataset=([^\s;]+)")
 _KEPT = 2**14
 # What our script writes, and no more: an operator may have changed it, and all of it goes to Slurm.
 _MOMENT = re.compile(r"[0-9]{1,10}")
-_FEATURES = re.compile(r"[A-Za-z0-9_.:=&|\[\]-]*")
+_FEATURES = re.compile(r"[A-Za-z0-9_.:=&|\[\]-]{0,1024}")
 
 
 class Wait(Struct, frozen=True):
@@ -77,7 +77,7 @@ def _read(text: str) -> Hint | None:
             )
     except ValueError:
         return None
-    return Hint(datasets, decode_value(values.get("prefer", "")), wait)
+    return Hint(datasets, values.get("prefer", ""), wait)
 
 
 def _moment(text: str) -> float:

@@ -88,6 +88,12 @@ def bound_by(job: Job) -> Wait | None:
     return wait if wait is not None and is_bound(job, wait) else None
 
 
+def may_be_bound(job: Job) -> bool:
+    """Whether it is bound, or would be if it were put back into the queue."""
+    hint = hint_of(job)
+    return hint is not None and hint.wait is not None and is_bound(job, hint.wait)
+
+
 class Bounds:
     """What bound jobs are bound by, for as long as they are there: should somebody write something
     else into AdminComment, they are to be let go all the same."""

@@ -2,9 +2,9 @@
 
     staged/4711     0.53 1796000000      the part, and when that was so, in seconds since 1970
 
-A job is staged into the racks that its preference names, the best first; one without a preference
-into the rack of the gateways that comes first for it, so that jobs of one dataset share it. What
-cannot be staged is told as staged: nobody waits for what does not come.
+A job is staged into the first rack that its preference names; one without a preference into the
+rack of the gateways that comes first for it, so that jobs of one dataset share it. What cannot be
+staged is told as staged: nobody waits for what does not come.
 """
 
 import asyncio

@@ -32,7 +32,7 @@ const char feedrack_built_for[] = {
 };
 
 enum { HINT_BYTES = 512, DATASETS_MOST = 8, BUCKET_BYTES_LEAST = 3, BUCKET_BYTES = 63 };
-enum { MINUTES_MOST = 1440, MINUTES_DIGITS = 4 };
+enum { MINUTES_MOST = 100000, MINUTES_DIGITS = 6 };
 enum { DATASET, DATASET_WAIT };
 
 static char hint[HINT_BYTES + 1];
@@ -89,7 +89,7 @@ static const char *wrong_with_hint(const char *text)
 
 static const char *wrong_with_minutes(const char *text)
 {
-    static const char wanted[] = "it is a whole number of minutes, from 1 to 1440";
+    static const char wanted[] = "it is a whole number of minutes, from 1 to 100000";
     int minutes = 0;
 
     if (text == NULL || *text == '\0')

@@ -201,6 +201,9 @@ local function size_of(job)
    return number(job.min_nodes) or 1, cpus
 end
 
+-- A whole line of a section.
+local PLACE = "\n([A-Za-z0-9_.-]+) (%d+) (%d+) [^ \n]+%f[\n]"
+
 -- The places of the job's partition that can hold the whole job, the best first, and whether that
 -- takes several nodes on a strict release; nil and why not.
 --
@@ -224,7 +227,7 @@ local function places_for(part, job, default, strict)
    local section = string.sub(part, from + 1, string.find(part, "\n[", from, true) or #part)
    local nodes, all_cpus = size_of(job)
    local used, careful = 0, false
-   for feature, hosts, cpus in string.gmatch(section, "([A-Za-z0-9_.-]+) (%d+) (%d+) [^ \n]+\n") do
+   for feature, hosts, cpus in string.gmatch(section, PLACE) do
       local needed = nodes
       hosts, cpus = tonumber(hosts), tonumber(cpus)
       if all_cpus > cpus * nodes and cpus > 0 then
@@ -276,7 +279,11 @@ end
 
 -- Why the job is none of our business, whatever its dataset.
 local function reason_to_pass(job)
-   if given(job.req_nodes) then
+   local component = job.het_job_offset
+   if type(component) == "number" and component < NOT_SAID then
+      -- Its parts start together: Slurm ignores what one of them prefers.
+      return "het-job"
+   elseif given(job.req_nodes) then
       return "own-nodes"
    elseif given(job.prefer) then
       return "own-preference"
@@ -347,11 +354,9 @@ local function minutes_of(text)
    return nil
 end
 
--- Whether the job can be told to wait. Of a job of several parts Slurm changes all by the first, so
--- none could be bound to its own places; and one that is to start at once would be refused.
+-- Whether the job can be told to wait: one that is to start at once would be refused.
 local function may_wait(job)
-   local part = job.het_job_offset
-   return not (part and part < NOT_SAID) and not number(job.immediate)
+   return not number(job.immediate)
 end
 
 -- Names as one word of a comment; what else is in it has no sign that needs it.

@@ -8,9 +8,10 @@ next question, whenever it fails or takes too long. Jobs are changed by `scontro
 import asyncio
 import contextlib
 import sys
+import tempfile
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Self
+from typing import IO, Self
 
 from msgspec.structs import replace
 
@@ -38,6 +39,8 @@ class SlurmBindings:
         self._timeout_seconds = timeout_seconds
         self._reading = reading
         self._process: asyncio.subprocess.Process | None = None
+        # What Slurm's library writes, of which the last matters if it ends the process.
+        self._said: IO[bytes] | None = None
         self._turn = asyncio.Lock()
 
     async def __aenter__(self) -> Self:
@@ -91,7 +94,9 @@ class SlurmBindings:
             try:
                 async with asyncio.timeout(self._timeout_seconds):
                     process = self._process or await self._start()
-                    answer = await _exchange(process, question) if question is not None else b""
+                    answer = (
+                        await self._exchange(process, question) if question is not None else b""
+                    )
                 answered = True
             except TimeoutError as error:
                 raise SlurmUnavailable(
@@ -105,12 +110,12 @@ class SlurmBindings:
 
     async def _start(self) -> asyncio.subprocess.Process:
         try:
+            self._said = tempfile.TemporaryFile()  # noqa: SIM115 - closed in _end
             process = await asyncio.create_subprocess_exec(
                 *self._reading,
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
-                # The library complains there of each time that it cannot reach the controller.
-                stderr=asyncio.subprocess.DEVNULL,
+                stderr=self._said,
                 limit=2**20,
                 cwd="/",
                 start_new_session=True,
@@ -118,7 +123,7 @@ class SlurmBindings:
         except OSError as error:
             raise SlurmUnavailable(f"{self._reading[0]}: {error.strerror}") from error
         self._process = process
-        is_for = release_of((await _answer(process)).decode())
+        is_for = release_of((await self._answer(process)).decode())
         has = await self._commands.release()
         if is_for[:2] != has[:2]:
             raise SlurmUnavailable(
@@ -127,34 +132,43 @@ class SlurmBindings:
             )
         return process
 
+    async def _exchange(self, process: asyncio.subprocess.Process, question: str) -> bytes:
+        assert process.stdin is not None  # noqa: S101 - a pipe was asked for
+        with contextlib.suppress(ConnectionError):
+            # Of one that has ended the answer is missing; there it is told of.
+            process.stdin.write(f"{question}\n".encode())
+            await process.stdin.drain()
+        return await self._answer(process)
+
+    async def _answer(self, process: asyncio.subprocess.Process) -> bytes:
+        """One answer's body. SlurmUnavailable where it is a refusal, or does not come."""
+        assert process.stdout is not None  # noqa: S101 - a pipe was asked for
+        try:
+            well, size = HEAD.unpack(await process.stdout.readexactly(HEAD.size))
+            if size > _MOST_ANSWER_BYTES:
+                raise SlurmUnavailable(f"pyslurm: an answer of {size} bytes")
+            body = await process.stdout.readexactly(size)
+        except asyncio.IncompleteReadError as error:
+            status = await process.wait()
+            raise SlurmUnavailable(
+                f"pyslurm: its process ended, status {status}: {self._last_said()}"
+            ) from error
+        if not well:
+            raise SlurmUnavailable(f"pyslurm: {body.decode('utf-8', 'replace')}")
+        return body
+
+    def _last_said(self) -> str:
+        if self._said is None:
+            return ""
+        self._said.seek(max(0, self._said.seek(0, 2) - 500))
+        return self._said.read().decode("utf-8", "replace").strip()
+
     async def _end(self) -> None:
         process, self._process = self._process, None
         if process is not None:
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
             await process.communicate()
-
-
-async def _exchange(process: asyncio.subprocess.Process, question: str) -> bytes:
-    assert process.stdin is not None  # noqa: S101 - a pipe was asked for
-    with contextlib.suppress(ConnectionError):
-        # Of one that has ended the answer is missing; there it is told of.
-        process.stdin.write(f"{question}\n".encode())
-        await process.stdin.drain()
-    return await _answer(process)
-
-
-async def _answer(process: asyncio.subprocess.Process) -> bytes:
-    """One answer's body. SlurmUnavailable where it is a refusal, or does not come."""
-    assert process.stdout is not None  # noqa: S101 - a pipe was asked for
-    try:
-        well, size = HEAD.unpack(await process.stdout.readexactly(HEAD.size))
-        if size > _MOST_ANSWER_BYTES:
-            raise SlurmUnavailable(f"pyslurm: an answer of {size} bytes")
-        body = await process.stdout.readexactly(size)
-    except asyncio.IncompleteReadError as error:
-        status = await process.wait()
-        raise SlurmUnavailable(f"pyslurm: its process ended, status {status}") from error
-    if not well:
-        raise SlurmUnavailable(f"pyslurm: {body.decode('utf-8', 'replace')}")
-    return body
+        if self._said is not None:
+            self._said.close()
+            self._said = None

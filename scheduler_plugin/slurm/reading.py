@@ -111,7 +111,8 @@ def _user_name(uid: int | None) -> str:
     try:
         return pwd.getpwuid(uid).pw_name if uid is not None else ""
     except KeyError:
-        return str(uid)
+        # Gone meanwhile: nobody that could be told of anything.
+        return ""
 
 
 if __name__ == "__main__":

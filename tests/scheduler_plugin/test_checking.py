@@ -215,7 +215,7 @@ def test_without_a_controller_that_is_said_and_the_rest_is_checked() -> None:
     ("told", "note"),
     [
         ("22.05.8", "arrays are left alone"),
-        ("26.05.1", "newer than what was tried (25.11)"),
+        ("26.05.1", "newer than what is supported (25.11)"),
         ("25.11.0-0rc1", ""),
     ],
 )

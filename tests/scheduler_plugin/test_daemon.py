@@ -12,6 +12,7 @@ from scheduler_plugin.daemon import Daemon
 from scheduler_plugin.gateways import Gateways
 from scheduler_plugin.guard import GuardMissing
 from scheduler_plugin.slurm.model import Job
+from tests.scheduler_plugin.guards import guards
 from tests.scheduler_plugin.jobs import PLACES, Queue, waiting
 
 
@@ -51,17 +52,15 @@ async def test_while_a_job_is_bound_there_is_a_guard(tmp_path: Path) -> None:
     daemon = daemon_of(queue, tmp_path)
     await daemon._look()
     assert queue.changed == []
-    guard = daemon._guard._process
-    assert guard is not None
+    lock = tmp_path / "state" / "guard.lock"
+    [guard] = guards(lock)
     guard.kill()
-    guard.wait()
+    guard.wait(10)
     await daemon._look()
-    another = daemon._guard._process
-    assert another is not None
+    [another] = guards(lock)
     assert another.pid != guard.pid
-    assert daemon._guard._held()
     another.kill()
-    another.wait()
+    another.wait(10)
 
 
 async def test_what_nobody_thought_of_ends_no_loop(
@@ -82,10 +81,9 @@ async def test_what_nobody_thought_of_ends_no_loop(
     assert not running.done()
     running.cancel()
     assert "UnicodeEncodeError" in capsys.readouterr().out
-    guard = daemon._guard._process
-    if guard is not None:
+    for guard in guards(tmp_path / "state" / "guard.lock"):
         guard.kill()
-        guard.wait()
+        guard.wait(10)
 
 
 async def test_a_slow_squeue_is_not_asked_for_each_job_that_starts(

@@ -146,6 +146,7 @@ def test_places_hold_the_whole_job(
         ({"features": "a|b"}, "complex-constraint"),
         ({"array_inx": "1-3"}, "array-on-this-release"),
         ({"min_nodes": 2, "max_nodes": 8}, "range-of-nodes"),
+        ({"het_job_offset": 0}, "het-job"),
     ],
 )
 def test_what_is_not_ours_to_decide_passes_untouched(
@@ -298,14 +299,12 @@ def test_a_wait_that_is_none_is_none(controller: Controller, rankings: Path, min
     assert done.begin_time is None
 
 
-@pytest.mark.parametrize("job", [{"het_job_offset": 0}, {"het_job_offset": 1}, {"immediate": 1}])
-def test_what_cannot_wait_is_sent_to_its_data_all_the_same(
-    controller: Controller, rankings: Path, job: dict[str, int]
+def test_what_is_to_start_at_once_is_sent_to_its_data_all_the_same(
+    controller: Controller, rankings: Path
 ) -> None:
-    """Parts of a job, of which all are changed by the first, and what is to start at once."""
     write(rankings)
     hint = {"comment": "dataset=s3://train/imagenet dataset-wait=5"}
-    done = controller.submit(**hint, **job)
+    done = controller.submit(**hint, immediate=1)
     assert done.prefer == "[n4|n3|rack2|rack1]"
     assert (done.begin_time, done.said.get("wait")) == (None, None)
     whole = {"het_job_offset": 4294967294, "immediate": 0}

@@ -78,6 +78,7 @@ class Placed:
             **(fleet or {}),
         )
         self.site = self.slurm.folder / "site"
+        self.built = self.slurm.folder / "built"
         self.rankings = self.site / "rankings"
         self.requests = self.site / "requests"
         self.state = self.site / "state"
@@ -144,6 +145,7 @@ class Placed:
 
     def start_daemon(self, **over: Any) -> None:
         """`over`: sections of the configuration, laid over what is there."""
+        assert self._daemon is None
         self.write_config(**over)
         with (self.site / "daemon.log").open("ab") as log:
             self._daemon = subprocess.Popen(
@@ -163,6 +165,8 @@ class Placed:
     def end_daemon(self, how: signal.Signals = signal.SIGKILL) -> None:
         if self._daemon is not None:
             self._daemon.send_signal(how)
+            # One that stands still would never hear of it.
+            self._daemon.send_signal(signal.SIGCONT)
             self._daemon.wait(timeout=10)
             self._daemon = None
 
@@ -278,6 +282,8 @@ class Placed:
         """What `feedrack-affinity install` does; that is tested by itself."""
         for folder in (self.site, self.rankings, self.requests, self.state):
             folder.mkdir(mode=0o700, exist_ok=True)
+        # What users load lies where they can read it.
+        self.built.mkdir(mode=0o755, exist_ok=True)
         script = (_SITE / "job_submit.lua").read_text()
         script = script.replace("@RANKINGS@", str(self.rankings))
         (self.slurm.etc / "job_submit.lua").write_text(
@@ -285,17 +291,17 @@ class Placed:
         )
         self._compile("feedrack_spank.c", "feedrack.so", "-fPIC", "-shared")
         self._compile("feedrack_prolog.c", "prolog", f'-DFEEDRACK_REQUESTS="{self.requests}"')
-        (self.slurm.etc / "plugstack.conf").write_text(f"optional {self.site}/feedrack.so\n")
+        (self.slurm.etc / "plugstack.conf").write_text(f"optional {self.built}/feedrack.so\n")
         self.slurm.settings |= {
             "JobSubmitPlugins": "lua",
-            "PrologSlurmctld": str(self.site / "prolog"),
+            "PrologSlurmctld": str(self.built / "prolog"),
         }
 
     def _compile(self, source: str, target: str, *options: str) -> None:
         """With Slurm's own headers: of the root folder that the lab runs in, if it does."""
-        here = self.site / source
+        here = self.built / source
         here.write_bytes((_SITE / source).read_bytes())
-        self.slurm.run("gcc", "-O2", *options, "-o", str(self.site / target), str(here))
+        self.slurm.run("gcc", "-O2", *options, "-o", str(self.built / target), str(here))
 
 
 def admin_comment(job: Mapping[str, str]) -> dict[str, str]:
