@@ -142,9 +142,9 @@ class Daemon:
 
     def _see(self, jobs: Sequence[Job]) -> list[Hint]:
         """Their hints, which are remembered."""
-        hints = [hint for job in jobs if (hint := hint_of(job)) is not None]
-        self._remembered.see((hint.datasets for hint in hints), time.time())
-        return hints
+        hints = [(job.user, hint) for job in jobs if (hint := hint_of(job)) is not None]
+        self._remembered.see(((user, hint.datasets) for user, hint in hints), time.time())
+        return [hint for _, hint in hints]
 
     async def _take(self, step: Step) -> None:
         """That one job cannot be changed, since it just starts, is not the others' affair."""

@@ -15,7 +15,7 @@ from msgspec import Struct
 from scheduler_plugin.config import Config
 from scheduler_plugin.dataset import Dataset, file_name
 from scheduler_plugin.folders import RankingFolder
-from scheduler_plugin.gateways import Gateways, Refused
+from scheduler_plugin.gateways import Gateways, GatewaysUnavailable, Refused
 from scheduler_plugin.knowledge import Holding, Losses, Places, holding_of, live
 from scheduler_plugin.ranking import Held, Layout, Ranking, common_feature, rank
 from scheduler_plugin.ranking_file import Entry, Readers, Rules, render
@@ -165,13 +165,23 @@ class Ranker:
 
             async def ask(dataset: Dataset) -> None:
                 async with limit:
-                    counted = await self.ask_for(dataset)
+                    try:
+                        counted = await self.ask_for(dataset)
+                    except GatewaysUnavailable as error:
+                        # They have told of all others: it is this one, that somebody named.
+                        log.info("not counted", dataset=dataset.text, reason=str(error))
+                        return
                 if counted is None:
                     self._asked.pop(dataset, None)
                 else:
                     self._asked[dataset] = holding_of(counted)
 
-            await asyncio.gather(*map(ask, chosen))
+            try:
+                async with asyncio.timeout(self._config.gateways.timeout_seconds):
+                    await asyncio.gather(*map(ask, chosen))
+            except TimeoutError:
+                # The rankings of all are not to run out for it: the rest stands as it was.
+                log.info("not all counted", named=len(chosen))
         holdings.update(self._asked)
 
     def _find_readers(self, holdings: Mapping[Dataset, Holding]) -> dict[Dataset, Readers]:

@@ -7,6 +7,7 @@ from msgspec.structs import replace
 from scheduler_plugin.dataset import Dataset, parse_dataset
 from scheduler_plugin.slurm.model import Job
 from scheduler_plugin.warming import (
+    MOST_AHEAD,
     STARTED_PRIORITY,
     Ask,
     Asked,
@@ -78,6 +79,26 @@ def test_the_most_urgent_is_asked_for_first() -> None:
     early = replace(WAITING, id=1, start=WALL + 500, hosts=("n2",))
     asks = [each for each in steps(early, STARTED) if isinstance(each, Ask)]
     assert [each.job for each in asks] == [7, 1]
+
+
+def test_a_user_has_only_so_much_warmed_ahead() -> None:
+    """Others are to find room; what starts is warmed for all the same."""
+    comment = WAITING.admin_comment
+    flood = [
+        replace(WAITING, id=100 + number, admin_comment=f"{comment}-{number}")
+        for number in range(300)
+    ]
+    other = replace(WAITING, id=1000, user="bob")
+    started = replace(STARTED, id=1001, admin_comment=f"{comment}-301")
+    asks = [each for each in steps(*flood, other, started) if isinstance(each, Ask)]
+    assert len(asks) == MOST_AHEAD + 2
+    assert {1000, 1001} < {each.job for each in asks}
+    before = {
+        (each.dataset, each.racks[0]): Asked(str(each.job), frozenset({each.job}), 90.0, 600)
+        for each in asks
+        if each.job < 1000
+    }
+    assert not any(isinstance(each, Ask) for each in steps(*flood, asked=before))
 
 
 def test_many_jobs_of_one_dataset_ask_once() -> None:
