@@ -152,9 +152,9 @@ class Gateways:
             "PATCH", f"/v1/prefetch/{id_}", dict, body={"priority": priority}, gone=(404, 409)
         )
 
-    async def cancel(self, id_: str) -> None:
-        """Nothing where it has ended."""
-        await self._ask("DELETE", f"/v1/prefetch/{id_}", dict, gone=(404, 409))
+    async def cancel(self, id_: str) -> bool:
+        """Whether it was still under way."""
+        return bool(await self._ask("DELETE", f"/v1/prefetch/{id_}", dict, gone=(404, 409)))
 
     async def _ask(
         self,

@@ -5,6 +5,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 import structlog
+from msgspec.structs import replace
 
 from scheduler_plugin.config import WarmingConfig
 from scheduler_plugin.dataset import Dataset
@@ -129,13 +130,21 @@ class Warmer:
             await self._gateways.set_priority(step.id, step.priority)
         for key in keys:
             each = self._asked[key]
-            self._asked[key] = Asked(
-                each.id, each.jobs | {step.job}, each.at, max(each.priority, step.priority)
+            self._asked[key] = replace(
+                each,
+                jobs=each.jobs | {step.job},
+                priority=max(each.priority, step.priority),
             )
 
     async def _cancel(self, step: Cancel) -> None:
-        await self._gateways.cancel(step.id)
-        self._asked = {key: each for key, each in self._asked.items() if each.id != step.id}
+        over = any(each.over for each in self._asked.values() if each.id == step.id)
+        if over or await self._gateways.cancel(step.id):
+            self._asked = {key: each for key, each in self._asked.items() if each.id != step.id}
+            return
+        # It was done: for a while it need not be asked for again.
+        for key, each in self._asked.items():
+            if each.id == step.id:
+                self._asked[key] = replace(each, over=True)
 
     def _racks_of(self, hosts: Iterable[str]) -> Sequence[str]:
         racks = dict.fromkeys(map(self._rack_of, hosts))

@@ -29,12 +29,14 @@ MayRead = Callable[[Job, Dataset], bool]
 
 
 class Asked(Struct, frozen=True):
-    """A prefetch that was asked for: its id, for whom, when (monotonic), how urgent it is."""
+    """A prefetch that was asked for: its id, for whom, when (monotonic), how urgent it is. `over`:
+    it has come to its end, and need not be called off."""
 
     id: str
     jobs: frozenset[int]
     at: float
     priority: int
+    over: bool = False
 
 
 class Ask(Struct, frozen=True):
@@ -110,7 +112,11 @@ def plan(
     steps: list[Step] = [*asks]
     steps += [Hasten(id_, job_id, priority) for (id_, job_id), priority in hastened.items()]
     needed = {id_ for id_, _ in hastened}
-    gone = {each.id for each in asked.values() if not each.jobs & alive} - needed
+    gone = {
+        each.id
+        for each in asked.values()
+        if not each.jobs & alive and not (each.over and now - each.at < again_seconds)
+    } - needed
     return steps + [Cancel(id_) for id_ in sorted(gone)]
 
 

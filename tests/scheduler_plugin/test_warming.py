@@ -139,6 +139,16 @@ def test_what_nobody_needs_any_more_is_called_off() -> None:
     assert steps(shared, asked=asked(7)) == [Hasten("p1", 9, STARTED_PRIORITY)]
 
 
+def test_what_is_done_is_neither_called_off_nor_asked_for_again_for_a_while() -> None:
+    done = {key: replace(each, over=True) for key, each in asked(7).items()}
+    assert steps(asked=done) == []
+    assert steps(replace(STARTED, id=9), asked=done) == [Hasten("p1", 9, STARTED_PRIORITY)]
+    assert steps(asked=done, now=1000.0) == [Cancel("p1")]
+    assert steps(replace(STARTED, id=9), asked=done, now=1000.0)[0] == Ask(
+        IMAGENET, ("r2",), 9, STARTED_PRIORITY
+    )
+
+
 def test_who_may_not_read_it_has_nothing_warmed() -> None:
     assert steps(STARTED, allowed=False) == []
 

@@ -60,3 +60,11 @@ def placed(cluster: Placed) -> Iterator[Placed]:
     yield cluster
     assert cluster.slurm.alive(), cluster.slurm.log()[-3000:]
     cluster.slurm.clear()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What shares a cluster runs in one worker: each would start one of its own."""
+    for item in items:
+        if "cluster" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("::")[0]))
