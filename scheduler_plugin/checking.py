@@ -21,14 +21,12 @@ from scheduler_plugin.facts import (
     values,
 )
 from scheduler_plugin.ranking import COMMON_FEATURE
+from scheduler_plugin.slurm.model import STRICT_FROM
 
 SPANK_FILE = "feedrack_spank.so"
 BF_INTERVAL_MOST_SECONDS = 10
 _BF_INTERVAL_DEFAULT_SECONDS = 30
 _OLDEST, _NEWEST = (22, 5), (25, 11)
-# From this one on a job of several nodes is held for ever if none of its preferred places could
-# hold it; a place that is everywhere always can.
-_COMMON_SINCE = (24, 11, 0)
 DIRECTIVE = "Directive=FEEDRACK"
 _DIRECTIVE = re.compile(r"(?im)^\s*Directive\s*=\s*FEEDRACK\s*(#.*)?$")
 # Tasks of an array with a preference stay pending beside idle nodes before this one.
@@ -130,7 +128,7 @@ def has_directive(text: str | None) -> bool:
 
 def lacks_common(facts: Facts, release: tuple[int, int, int] | None) -> bool:
     """Whether the release needs a feature that all nodes have, and there is none."""
-    if not facts.features or (release is not None and release < _COMMON_SINCE):
+    if not facts.features or (release is not None and release < STRICT_FROM):
         return False
     return not set.intersection(*map(set, facts.features.values()))
 

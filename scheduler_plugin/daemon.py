@@ -24,7 +24,7 @@ from scheduler_plugin.holding import Bind, Bounds, Relax, Step, Unprefer, decide
 from scheduler_plugin.ranker import Ranker
 from scheduler_plugin.remembered import Remembered
 from scheduler_plugin.slurm.choice import open_slurm
-from scheduler_plugin.slurm.model import Host, Job, Slurm, SlurmUnavailable
+from scheduler_plugin.slurm.model import STRICT_FROM, Host, Job, Slurm, SlurmUnavailable
 from scheduler_plugin.stager import Stager
 from scheduler_plugin.warmer import Warmer
 
@@ -124,6 +124,9 @@ class Daemon:
         waits = any(hint.wait for hint in hints)
         hosts: Sequence[Host] | None = await self._slurm.hosts() if waits else None
         steps = list(decide(self._jobs, time.time(), hosts=hosts))
+        if await self._slurm.release() < STRICT_FROM:
+            # There a preference is never why a job is given up, and is better left as it is.
+            steps = [step for step in steps if not isinstance(step, Unprefer)]
         self._refused &= set(steps)
         binds = [step for step in steps if isinstance(step, Bind)]
         # Letting go needs nobody else, so nothing goes before it.

@@ -43,7 +43,8 @@ class Stager:
         self._rack_of = rack_of
         self._racks = racks
         self._now = now
-        self._told: set[int] = set()
+        # Those of an earlier daemon too, to be cleared away.
+        self._told = {int(each.name) for each in folder.glob("*") if each.name.isdecimal()}
 
     async def look(self, jobs: Sequence[Job]) -> None:
         """Stages what these jobs wait for; they are all there are. GatewaysUnavailable, OSError."""

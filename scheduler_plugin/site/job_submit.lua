@@ -190,15 +190,23 @@ local function part_for(text, datasets, job)
    return string.sub(text, from - 1, stop)
 end
 
--- How many nodes the job takes at least, and how many CPUs all its tasks.
+-- How many nodes the job takes at least, how many CPUs all its tasks, and how many nodes it could
+-- come to, at the worst, by what is not counted here: GPUs, and memory by CPU.
 local function size_of(job)
-   local cpus = 0
+   local cpus, worst = 0, 1
    local tasks = number(job.num_tasks)
    if tasks then
       local each = number(job.cpus_per_task)
       cpus = tasks * ((each and each < NOT_SAID_SHORT) and each or 1)
    end
-   return number(job.min_nodes) or 1, cpus
+   local more = (job.tres_per_job or "") .. "," .. (job.tres_per_task or "")
+   if not number(job.max_nodes) and (more ~= "," or number(job.min_mem_per_cpu)) then
+      worst = tasks or 1
+      for count in string.gmatch(more, "[:=](%d+)") do
+         worst = math.max(worst, tonumber(count))
+      end
+   end
+   return number(job.min_nodes) or 1, cpus, worst
 end
 
 -- A whole line of a section.
@@ -225,7 +233,7 @@ local function places_for(part, job, default, strict)
       return places
    end
    local section = string.sub(part, from + 1, string.find(part, "\n[", from, true) or #part)
-   local nodes, all_cpus = size_of(job)
+   local nodes, all_cpus, worst = size_of(job)
    local used, careful = 0, false
    for feature, hosts, cpus in string.gmatch(section, PLACE) do
       local needed = nodes
@@ -234,13 +242,13 @@ local function places_for(part, job, default, strict)
          needed = math.ceil(all_cpus / cpus)
       end
       local fits = hosts >= needed
-      if strict and needed > 1 then
+      if strict and math.max(needed, worst) > 1 then
          if given(job.features) or given(job.exc_nodes) then
             return nil, "several-nodes-of-some"
          elseif strict == "!" then
             return nil, "no-common-feature"
          end
-         fits = fits and size - used - hosts >= needed
+         fits = fits and size - used - hosts >= math.max(needed, worst)
          careful = true
       end
       if fits then
@@ -367,6 +375,10 @@ end
 local function place(job)
    local hint, minutes = find_hint(job)
    if not hint then
+      return
+   end
+   if given(job.admin_comment) and string.find(job.admin_comment, "feedrack did=", 1, true) then
+      -- Called twice, by a site's own script and by Slurm.
       return
    end
    local said = { given(job.admin_comment) and job.admin_comment .. " feedrack" or "feedrack" }

@@ -25,6 +25,7 @@ from scheduler_plugin.slurm.records import (
 )
 
 _MOST_OUTPUT_BYTES = 1024**3
+_KILLED_SECONDS = 5.0
 # Since this release `scontrol` writes JSON, and `sinfo` sums nodes up in it.
 _SCONTROL_JSON = (23, 2, 0)
 _NO_SUCH_JOB = "Invalid job id"
@@ -69,7 +70,7 @@ class SlurmCommands:
         wanted = frozenset(ids)
         jobs = [
             each
-            for each in read_jobs(raw)
+            for each in await asyncio.to_thread(read_jobs, raw)
             if each.state != "ended" and (not wanted or each.id in wanted)
         ]
         if not lacks_expected_hosts(raw) or all(each.start == 0 for each in jobs):
@@ -143,7 +144,10 @@ class SlurmCommands:
             if process.returncode is None:
                 with contextlib.suppress(ProcessLookupError):
                     process.kill()
-                await process.wait()
+                # One that waits for a disk does not even end by that: it is left.
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(_KILLED_SECONDS):
+                        await process.wait()
         if status != 0:
             why = said.decode("utf-8", "replace").strip()[-500:]
             raise SlurmUnavailable(f"{command}: exit status {status}: {why}")

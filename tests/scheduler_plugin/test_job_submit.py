@@ -205,6 +205,15 @@ def test_to_wait_for_any_node_at_all_is_no_wait(controller: Controller, rankings
         ({"min_nodes": 2, "features": "gpu"}, "several-nodes-of-some"),
         ({"min_nodes": 2, "exc_nodes": "n1"}, "several-nodes-of-some"),
         ({"min_nodes": 1, "features": "gpu"}, "gpu&[n4|n3|rack2|rack1|feedrack]"),
+        # By its GPUs it may come to eight nodes, by its memory to as many as it has tasks.
+        ({"tres_per_job": "gres:gpu:a100:8"}, "[n4|n3|rack2|feedrack]"),
+        ({"tres_per_job": "gres/gpu=8", "features": "gpu"}, "several-nodes-of-some"),
+        (
+            {"tres_per_job": "gres:gpu:8", "max_nodes": 1, "min_nodes": 1},
+            "[n4|n3|rack2|rack1|feedrack]",
+        ),
+        ({"min_mem_per_cpu": 100, "num_tasks": 18}, "[n4|n3|feedrack]"),
+        ({"num_tasks": 18}, "[n4|n3|rack2|rack1|feedrack]"),
     ],
 )
 def test_where_a_preference_can_hold_a_job_for_ever_it_has_room_beside_it(
@@ -328,6 +337,19 @@ def test_what_others_wrote_into_the_comment_stays(controller: Controller, rankin
     done = controller.submit(comment="dataset=s3://train/imagenet", admin_comment="site: ok")
     assert done.admin_comment is not None
     assert done.admin_comment.startswith("site: ok feedrack did=preferred ")
+
+
+def test_a_job_is_looked_at_once(controller: Controller, rankings: Path) -> None:
+    write(rankings)
+    first = controller.submit(comment="dataset=s3://train/imagenet dataset-wait=5")
+    again = controller.submit(
+        comment="dataset=s3://train/imagenet dataset-wait=5",
+        admin_comment=first.admin_comment or "",
+        prefer=first.prefer or "",
+        begin_time=int(float(first.begin_time or 0)),
+    )
+    assert (again.prefer, again.admin_comment) == (first.prefer, first.admin_comment)
+    assert float(again.begin_time or 0) == float(first.begin_time or 0)
 
 
 def test_a_ranking_runs_out(controller: Controller, rankings: Path) -> None:
