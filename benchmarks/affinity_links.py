@@ -10,6 +10,9 @@ import math
 
 from msgspec import Struct
 
+# What would end within so short a time has ended: late in a week no clock could tell.
+_INSTANT_SECONDS = 1e-6
+
 
 class Flow(Struct):
     """Bytes on their way into a rack. `owner`: whatever the caller knows it by."""
@@ -41,6 +44,17 @@ class Uplink:
         self.advance(now)
         self.flows.remove(flow)
         self._share()
+
+    def finish(self, now: float) -> list[Flow]:
+        """The flows that are at their end by now; they are gone."""
+        self.advance(now)
+        ended = [each for each in self.flows if each.left_bytes <= each.rate * _INSTANT_SECONDS]
+        for each in ended:
+            self.moved += each.left_bytes
+            each.left_bytes = 0.0
+            self.flows.remove(each)
+        self._share()
+        return ended
 
     def advance(self, now: float) -> None:
         """Lets time pass."""

@@ -22,7 +22,6 @@ from benchmarks.affinity_policies import Policy, Rankings
 from benchmarks.affinity_queue import Queue, Start, racks_in
 from benchmarks.affinity_workload import GB, TB, Data, Work
 
-_ROUNDING_BYTES = 1.0
 # How often a job looks for room for what it could not keep.
 _TURNS = 8
 
@@ -244,10 +243,7 @@ class Simulation:
             heapq.heappush(self._events, event)
 
     def _flow_ends(self, rack: int) -> None:
-        uplink = self.uplinks[rack]
-        uplink.advance(self.now)
-        for flow in [each for each in uplink.flows if each.left_bytes <= _ROUNDING_BYTES]:
-            uplink.remove(flow, self.now)
+        for flow in self.uplinks[rack].finish(self.now):
             part = self._reading.pop(flow.owner, None)
             if part is None:
                 self._warmed(flow)
@@ -295,8 +291,7 @@ class Simulation:
         number = -flow.owner - 1
         warming = self._warming.pop(number)
         part_bytes = warming.data.part_bytes
-        left = flow.left_bytes if flow.left_bytes > _ROUNDING_BYTES else 0.0
-        size = warming.parts.bit_count() * part_bytes - left
+        size = warming.parts.bit_count() * part_bytes - flow.left_bytes
         came = 0
         rest = warming.parts
         for _ in range(int(size / part_bytes + 1e-6)):

@@ -11,20 +11,27 @@ assert(loadfile(script))()
 -- which has one job at a time, does not have.
 local AT_ONCE = 20
 
-local function time(name, make)
+local function time(name, make, rest)
    local times, preferred, number = {}, 0, 0
-   while number < jobs do
+   local all, at_once = jobs, AT_ONCE
+   if rest then
+      all, at_once = math.min(jobs, 200), 1
+   end
+   while number < all do
       local made = {}
-      for place = 1, AT_ONCE do
+      for place = 1, at_once do
          number = number + 1
          made[place] = make(number)
       end
+      if rest then
+         os.execute("sleep " .. rest)
+      end
       local began = os.clock()
-      for place = 1, AT_ONCE do
+      for place = 1, at_once do
          slurm_job_submit(made[place], {}, 1000)
       end
-      times[#times + 1] = (os.clock() - began) / AT_ONCE * 1e6
-      for place = 1, AT_ONCE do
+      times[#times + 1] = (os.clock() - began) / at_once * 1e6
+      for place = 1, at_once do
          if made[place].prefer then
             preferred = preferred + 1
          end
@@ -52,6 +59,9 @@ end)
 time("a hint in the comment", function(number)
    return job({ comment = "dataset=" .. dataset(number) })
 end)
+time("the same, each after 20 ms of rest", function(number)
+   return job({ comment = "dataset=" .. dataset(number) })
+end, 0.02)
 time("a hint of the option", function(number)
    return job({
       spank_job_env = { "HOME=/root", "_SLURM_SPANK_OPTION_feedrack_dataset=" .. dataset(number) },

@@ -1,8 +1,9 @@
 """`python -m benchmarks.submissions`: what the plugin costs the controller, on a real slurmctld.
 
-Four controllers side by side, without job_submit, with a script that does nothing, with ours over
-10,000 datasets that are ranked, and with ours timed from within. They take turns, so that whatever
-else the machine does meets all of them. Jobs are submitted held: none ever runs.
+Five controllers side by side: without job_submit; the same with jobs that bring the preference we
+would give them; with a script that does nothing; with ours over 10,000 datasets that are ranked;
+with ours timed from within. They take turns, so that whatever else the machine does meets all of
+them. Jobs are submitted held: none ever runs.
 
 The controller's own time for a submission, of which it has its locks for the most part, is what
 `sdiag` says of REQUEST_SUBMIT_BATCH_JOB; the script's own is what a clock of the process says
@@ -52,6 +53,8 @@ end
 return slurm.SUCCESS
 """
 _WITHOUT, _EMPTY, _OURS, _CLOCKED = "no job_submit", "an empty script", "ours", "ours, timed"
+_BY_HAND = "no job_submit, the preference given by hand"
+_PREFERENCE = "[n1|n2|n3|n4|rack1|rack2]"
 _RPC = re.compile(r"REQUEST_SUBMIT_BATCH_JOB.*?count:(\d+)\s+ave_time:(\d+)")
 
 
@@ -152,6 +155,7 @@ class Bench:
         alone = outside(script, plan)
         scripts = {
             _WITHOUT: None,
+            _BY_HAND: None,
             _EMPTY: _NOTHING,
             _OURS: script.read_text(),
             _CLOCKED: _TIMED.format(script=script),
@@ -170,18 +174,19 @@ class Bench:
                 self._console.print(f"round {number + 1} of {plan.rounds}", style="dim")
                 ways = list(labs) if number % 2 == 0 else list(labs)[::-1]
                 for way in ways:
-                    rounds[way].append(self._round(labs[way]))
+                    rounds[way].append(self._round(way, labs[way]))
             found = [self._controlled(way, lab, rounds[way]) for way, lab in labs.items()]
             release = ".".join(map(str, labs[_WITHOUT].release))
         return release, alone, found
 
-    def _round(self, lab: SlurmLab) -> Round:
+    def _round(self, way: str, lab: SlurmLab) -> Round:
         lab.run("sdiag", "--reset")
+        more = [f"--prefer={_PREFERENCE}"] if way == _BY_HAND else []
         began = time.monotonic()
         for _ in range(self._plan.jobs):
             dataset = f"s3://train/d{self._next * 7919 % self._plan.datasets:05}"
             self._next += 1
-            lab.sbatch("--hold", f"--comment=dataset={dataset}")
+            lab.sbatch("--hold", f"--comment=dataset={dataset}", *more)
         seconds = time.monotonic() - began
         said = _RPC.search(lab.sdiag())
         if said is None or int(said[1]) != self._plan.jobs:
@@ -260,6 +265,8 @@ def main(quick: bool, folder: Path | None) -> None:
         "the difference between controllers is of whole submissions, and noisy where the machine "
         "has other things to do; the script's own time is the process's CPU time around it, that "
         "of its other threads too; where the machine is busy the least is nearest to what it takes",
+        "a script that is called now and then finds the processor's caches cold, as the rows after "
+        "a rest show: so it is in these controllers, between two `sbatch`",
     )
     lines = report.preamble("Submissions", where, (f"Slurm {release}",), notes, command)
     lines += tables(alone, found, plan)

@@ -240,6 +240,16 @@ def test_an_uplink_is_shared_fairly_and_reads_go_first() -> None:
     assert uplink.next_end() == (10.0 + 960.0 / 6.0, middle)
 
 
+def test_a_flow_ends_even_where_the_clock_cannot_tell() -> None:
+    uplink = Uplink(1e12)
+    flow = Flow(1, 1e12 + 7.0, 1e12)
+    uplink.add(flow, 600_000.0)
+    at = uplink.next_end()
+    assert at is not None
+    assert uplink.finish(at[0]) == [flow]
+    assert uplink.moved == 1e12 + 7.0
+
+
 @given(
     holding=st.dictionaries(st.integers(0, 2), st.integers(1, (1 << PARTS) - 1), min_size=1),
     number=st.integers(0, 9),

@@ -54,6 +54,7 @@ def test_the_script_that_is_timed_prefers_where_there_is_a_ranking(
     assert preferred == {
         "no hint": 0,
         "a hint in the comment": 40,
+        "the same, each after 20 ms of rest": 40,
         "a hint of the option": 40,
         "a hint, two nodes, a constraint": 40,
         "a dataset nobody knows": 0,
