@@ -299,6 +299,24 @@ def test_a_wait_begins_when_the_job_may(controller: Controller, rankings: Path) 
     assert done.said["begin"] == str(later)
 
 
+@pytest.mark.parametrize(
+    "hint",
+    [
+        {"spank_job_env": [f"{OPTION}=s3://train/imagenet", f"{OPTION}_wait=5"]},
+        {"comment": "dataset=s3://train/imagenet dataset-wait=5"},
+        {"script": "#!/bin/sh\n#DATASET s3://train/imagenet\n#DATASET-WAIT 5\ntrue\n"},
+        {"script": "#!/bin/sh\n#DATASET-WAIT 5\n#DATASET s3://train/imagenet\ntrue\n"},
+    ],
+)
+def test_each_way_of_asking_for_a_wait_does_the_same(
+    controller: Controller, rankings: Path, hint: dict[str, Any]
+) -> None:
+    write(rankings)
+    done = controller.submit(**hint)
+    assert done.prefer is not None
+    assert float(done.said["wait"]) - float(done.said["begin"]) == 300
+
+
 @pytest.mark.parametrize("minutes", ["0", "-1", "x", "", "1e9", "5;rm"])
 def test_a_wait_that_is_none_is_none(controller: Controller, rankings: Path, minutes: str) -> None:
     write(rankings)

@@ -1,8 +1,13 @@
 """A job follows its data: onto the node that holds them, else into the rack, else anywhere; and
 what it was told to do otherwise comes first."""
 
+import json
+import os
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -327,3 +332,38 @@ def test_a_dataset_deeper_than_is_counted_is_followed_once_it_was_named(
     assert first.said["why"] == "no-ranking"
     following.await_first(deep, "n1")
     assert following.place(f"--dataset={deep}").nodes == ["n1"]
+
+
+# What the operator is shown
+
+
+def rank(placed: Placed, *arguments: str) -> subprocess.CompletedProcess[str]:
+    program = Path(sys.executable).with_name("feedrack-affinity")
+    return subprocess.run(
+        [str(program), "rank", "--config", str(placed.config_path), *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, "SLURM_CONF": str(placed.slurm.etc / "slurm.conf"), "COLUMNS": "200"},
+    )
+
+
+def test_the_operator_is_shown_where_jobs_go_and_why(following: Placed) -> None:
+    done = rank(following, IMAGES)
+    assert done.returncode == 0, done.stderr
+    assert "node n4" in done.stdout
+    assert "rack rack2" in done.stdout
+    shown = json.loads(rank(following, IMAGES, "--json").stdout)
+    assert shown["dataset"] == IMAGES
+    assert shown["held"][0]["host"] == "n4"
+    assert shown["places"]["main"][0]["feature"] == "n4"
+    assert shown["readers"] == ["demo"]
+    # A folder that nobody counts is asked for.
+    deeper = json.loads(rank(following, f"{IMAGES}/no/such/folder", "--json").stdout)
+    assert deeper["held"] == []
+
+
+def test_a_name_that_is_no_dataset_is_wrong_use(following: Placed) -> None:
+    done = rank(following, "images")
+    assert done.returncode == 2
+    assert "images: not s3://bucket/prefix" in done.stderr
