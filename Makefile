@@ -23,11 +23,11 @@ soak: install redis ## clients on six nodes while everything fails (SOAK_MINUTES
 	@$(RUN) python -m tests.cluster.soak
 
 test: install redis slurm clients real-files ## all tests but those marked hardware and bench
-	$(RUN) pytest -n auto $(ARGS)
+	$(RUN) pytest -n auto --dist loadgroup $(ARGS)
 
-test-slurm-24: install ## the tests with a Slurm, on release 24.11, in a Debian root that it makes
+test-slurm-24: install redis ## the tests with a Slurm, on release 24.11, in a Debian root that it makes
 	@sh tests/slurm/make-root.sh trixie .tools/trixie
-	FEEDRACK_SLURM_ROOT=$(CURDIR)/.tools/trixie REQUIRE=slurm $(RUN) pytest -n auto tests/slurm $(ARGS)
+	FEEDRACK_SLURM_ROOT=$(CURDIR)/.tools/trixie REQUIRE=slurm $(RUN) pytest -n auto --dist loadgroup tests/slurm $(ARGS)
 
 check: install ## format, lint, types, import floors
 	$(RUN) ruff format --check .

@@ -6,7 +6,7 @@ import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from scheduler_plugin.checking import (
+from scheduler_plugin.facts import (
     Facts,
     Folder,
     parse_config,
@@ -112,6 +112,7 @@ def gather(
         prologs=_programs(values(parsed, "PrologSlurmctld")),
         job_submit=read_text(places.job_submit),
         burst_buffer=read_text(places.burst_buffer),
+        burst_buffer_conf=read_text(places.etc / "burst_buffer.conf"),
         spank=read_bytes(places.spank),
         prolog=read_bytes(places.prolog),
         closed=[

@@ -9,13 +9,26 @@ from typing import Literal
 
 import msgspec
 
-MARKER = "feedrack-affinity "
-# The first line of each text file of ours.
-_OURS = re.compile(rf"(--|#) {MARKER}[0-9][^ :]*: ")
+from scheduler_plugin.facts import (
+    Facts,
+    Folder,
+    is_ours,
+    parameters,
+    parse_config,
+    parse_release,
+    shown,
+    slurm_user,
+    values,
+)
+from scheduler_plugin.ranking import COMMON_FEATURE
+from scheduler_plugin.slurm.model import STRICT_FROM
+
 SPANK_FILE = "feedrack_spank.so"
 BF_INTERVAL_MOST_SECONDS = 10
 _BF_INTERVAL_DEFAULT_SECONDS = 30
 _OLDEST, _NEWEST = (22, 5), (25, 11)
+DIRECTIVE = "Directive=FEEDRACK"
+_DIRECTIVE = re.compile(r"(?im)^\s*Directive\s*=\s*FEEDRACK\s*(#.*)?$")
 # Tasks of an array with a preference stay pending beside idle nodes before this one.
 _ARRAYS_SINCE = (22, 5, 9)
 _NAMED_MOST = 5
@@ -37,104 +50,6 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
     to_do: str = ""
 
 
-class Folder(msgspec.Struct, frozen=True, kw_only=True):
-    """A folder as it stands; `owner_id` is None where there is none."""
-
-    path: str
-    owner_id: int | None
-    mode: int
-    file_system: str
-    reachable: bool
-    """Whether SlurmUser may pass all folders above it."""
-
-
-class Facts(msgspec.Struct, frozen=True, kw_only=True):
-    """What was asked and read; None is what nobody could tell."""
-
-    etc: str
-    spank_path: str
-    prolog_path: str
-    beside_path: str
-    """Where our job_submit script lies if the site has one of its own."""
-    requests_path: str
-    config: str | None
-    """Of `scontrol show config`."""
-    features: Mapping[str, Sequence[str]] | None
-    racks: Mapping[str, str]
-    """Slurm nodes to racks, as the topology or the operator says."""
-    plugstack: str | None
-    """The file and what it includes."""
-    prologs: Mapping[str, str]
-    """The site's own programs at PrologSlurmctld, to what their text is."""
-    job_submit: str | None
-    burst_buffer: str | None = None
-    spank: bytes | None = None
-    prolog: bytes | None = None
-    closed: Sequence[str] = ()
-    """Of these two, those that not everybody on this host may read and run."""
-    affinity_config_path: str
-    has_affinity_config: bool
-    wants_burst_buffer: bool
-    folders: Sequence[Folder]
-
-
-def parse_config(text: str) -> dict[str, str]:
-    """`scontrol show config` by key; a setting that is not set is left out."""
-    found: dict[str, str] = {}
-    for line in text.splitlines():
-        key, equals, value = line.partition("=")
-        if equals and value.strip() not in ("", "(null)"):
-            found.setdefault(key.strip(), value.strip())
-    return found
-
-
-def parse_features(text: str) -> dict[str, tuple[str, ...]]:
-    """`sinfo --Node -o "%N|%f"`: features by node."""
-    found = {}
-    for line in text.splitlines():
-        name, bar, features = line.strip().partition("|")
-        if bar and name:
-            found[name] = tuple(each for each in features.split(",") if each not in ("", "(null)"))
-    return found
-
-
-def parse_leaves(text: str) -> dict[str, str]:
-    """`scontrol show topology`: the nodes of each lowest switch or block, as a host list."""
-    found = {}
-    for line in text.splitlines():
-        words = dict(word.partition("=")[::2] for word in line.split())
-        name = words.get("BlockName") or words.get("SwitchName")
-        if name and words.get("Level", "0") == "0" and words.get("Nodes", "(null)") != "(null)":
-            found[name] = words["Nodes"]
-    return found
-
-
-def parse_release(text: str) -> tuple[int, int, int] | None:
-    """22.05.8 of a text that has it somewhere; None if none has."""
-    found = re.search(r"\b(\d\d)\.(\d\d)(?:\.(\d{1,2}))?", text)
-    return None if found is None else (int(found[1]), int(found[2]), int(found[3] or 0))
-
-
-def values(config: Mapping[str, str], key: str) -> list[str]:
-    """A setting that newer releases let stand several times, as `Key[0]`, `Key[1]`."""
-    return [value for name, value in config.items() if re.fullmatch(rf"{key}(\[\d+\])?", name)]
-
-
-def parameters(config: Mapping[str, str]) -> list[str]:
-    return [each for each in config.get("SchedulerParameters", "").split(",") if each]
-
-
-def slurm_user(config: Mapping[str, str]) -> tuple[str, int] | None:
-    """Name and id of `slurm(64030)`."""
-    found = re.fullmatch(r"([A-Za-z0-9_][A-Za-z0-9_.-]*)\((\d+)\)", config.get("SlurmUser", ""))
-    return None if found is None else (found[1], int(found[2]))
-
-
-def is_ours(text: str) -> bool:
-    """Whether a script or unit was written by `feedrack-affinity install`."""
-    return _OURS.match(text) is not None
-
-
 def check(facts: Facts) -> list[Check]:
     """Everything that is needed, in the order in which an operator would see to it."""
     config = None if facts.config is None else parse_config(facts.config)
@@ -142,7 +57,7 @@ def check(facts: Facts) -> list[Check]:
         *_files(facts, config),
         *(_no_controller() if config is None else _controller(facts, config)),
         _plugstack(facts),
-        *_nodes(facts),
+        *_nodes(facts, config),
         *_folders(facts, config),
     ]
 
@@ -179,6 +94,11 @@ def _files(facts: Facts, config: Mapping[str, str] | None) -> Iterator[Check]:
             "none" if text is None else "ours" if well else "the site's",
             write if text is None else "a cluster has one; ours cannot be added to it",
         )
+        has = has_directive(facts.burst_buffer_conf)
+        yield _said(
+            "burst_buffer.conf", has, DIRECTIVE if has else f"has no {DIRECTIVE}",
+            f"{DIRECTIVE}; without it no job asks to be staged",
+        )  # fmt: skip
     yield _built(facts, config)
     text = "" if facts.prolog is None else _held(facts.prolog, b"feedrack-requests ")
     yield _said(
@@ -199,6 +119,18 @@ def _files(facts: Facts, config: Mapping[str, str] | None) -> Iterator[Check]:
         facts.affinity_config_path if facts.has_affinity_config else "none",
         f"{write}, then name your gateways in it",
     )
+
+
+def has_directive(text: str | None) -> bool:
+    """Whether a burst_buffer.conf lets jobs ask for staging in the words of ours."""
+    return text is not None and _DIRECTIVE.search(text) is not None
+
+
+def lacks_common(facts: Facts, release: tuple[int, int, int] | None) -> bool:
+    """Whether the release needs a feature that all nodes have, and there is none."""
+    if not facts.features or (release is not None and release < STRICT_FROM):
+        return False
+    return not set.intersection(*map(set, facts.features.values()))
 
 
 def _built(facts: Facts, config: Mapping[str, str] | None) -> Check:
@@ -225,10 +157,6 @@ def _held(built: bytes, key: bytes) -> str:
         return ""
     start += len(key)
     return built[start : built.find(b"\0", start)].decode("ascii", "replace")
-
-
-def shown(release: tuple[int, int, int]) -> str:
-    return f"{release[0]}.{release[1]:02}.{release[2]}"
 
 
 def _no_controller() -> Iterator[Check]:
@@ -293,7 +221,7 @@ def _release(config: Mapping[str, str]) -> Check:
     if release < _ARRAYS_SINCE:
         note = "; job arrays are left alone before 22.05.9"
     if release[:2] > _NEWEST:
-        note = f"; newer than what was tried ({_NEWEST[0]}.{_NEWEST[1]:02})"
+        note = f"; newer than what is supported ({_NEWEST[0]}.{_NEWEST[1]:02})"
     return _said("Slurm release", True, told + note, "")
 
 
@@ -340,7 +268,7 @@ def _plugstack(facts: Facts) -> Check:
     )
 
 
-def _nodes(facts: Facts) -> Iterator[Check]:
+def _nodes(facts: Facts, config: Mapping[str, str] | None) -> Iterator[Check]:
     if facts.features is None:
         yield Check(
             name="node features", state="unknown", found="not told",
@@ -354,6 +282,12 @@ def _nodes(facts: Facts) -> Iterator[Check]:
         _among(lacking, len(facts.features), "lack it"),
         "give each node its own name as a feature",
     )
+    release = None if config is None else parse_release(config.get("SLURM_VERSION", ""))
+    lacks = lacks_common(facts, release)
+    yield _said(
+        "a feature of all nodes", not lacks, "none" if lacks else "as this release needs",
+        f"give each node the feature {COMMON_FEATURE}: from 24.11 on jobs of several nodes need it",
+    )  # fmt: skip
     rackless = [node for node in facts.features if node not in facts.racks]
     if rackless:
         yield _said(
@@ -394,7 +328,7 @@ def _folder(folder: Folder, user: tuple[str, int] | None) -> Check:
         owner = "SlurmUser" if user is None else user[0]
         return _said(
             name, False, f"no {folder.path}",
-            f"start the daemon by its unit, or install -d -m 0700 -o {owner} {folder.path}",
+            f"start feedrack-affinity.service, or `install -d -m 0700 -o {owner} {folder.path}`",
         )  # fmt: skip
     if _REMOTE.match(folder.file_system):
         return _said(name, False, found, "let it be on a local disk or a tmpfs of this host")

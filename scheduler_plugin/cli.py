@@ -18,18 +18,11 @@ from rich.table import Table
 from rich.text import Text
 
 from scheduler_plugin.asking import RackError, Slurm, gather
-from scheduler_plugin.checking import (
-    Check,
-    all_well,
-    check,
-    is_ours,
-    parse_config,
-    parse_release,
-    slurm_user,
-)
+from scheduler_plugin.checking import Check, all_well, check
 from scheduler_plugin.config import ConfigError, FoldersConfig, WaitingConfig, load
 from scheduler_plugin.daemon import run
 from scheduler_plugin.dataset import BadHint, parse_dataset
+from scheduler_plugin.facts import is_ours, parse_config, parse_release, slurm_user
 from scheduler_plugin.folders import FolderUnsafe
 from scheduler_plugin.gateways import GatewaysUnavailable
 from scheduler_plugin.install import InstallError, Step, is_beside, parts, plan, write
@@ -79,7 +72,9 @@ def rank_command(dataset: str, config_path: Path, as_json: bool) -> None:
     """Show where a dataset's jobs would be sent now, and why."""
     try:
         shown = asyncio.run(ask(load(config_path), parse_dataset(dataset)))
-    except (BadHint, ConfigError) as error:
+    except BadHint as error:
+        _failed(BadHint(f"{dataset}: {error}"), status=2)
+    except ConfigError as error:
         _failed(error, status=2)
     except (GatewaysUnavailable, SlurmUnavailable) as error:
         _failed(error, status=1)

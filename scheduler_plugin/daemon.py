@@ -11,25 +11,26 @@ Whatever fails is tried again at its next turn, and said once.
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 import structlog
 
 from scheduler_plugin.config import Config, read_token
 from scheduler_plugin.folders import FolderUnsafe, prepare, take_requests
 from scheduler_plugin.gateways import Gateways, GatewaysUnavailable
-from scheduler_plugin.guard import Guard, GuardMissing
-from scheduler_plugin.hints import hint_of
-from scheduler_plugin.holding import Bind, Relax, Step, Unprefer, decide
+from scheduler_plugin.guard import STALE_SECONDS, Guard, GuardMissing
+from scheduler_plugin.hints import Hint, hint_of
+from scheduler_plugin.holding import Bind, Bounds, Relax, Step, Unprefer, decide, may_be_bound
 from scheduler_plugin.ranker import Ranker
 from scheduler_plugin.remembered import Remembered
-from scheduler_plugin.slurm.commands import SlurmCommands
-from scheduler_plugin.slurm.model import Host, Job, Slurm, SlurmUnavailable
+from scheduler_plugin.slurm.choice import open_slurm
+from scheduler_plugin.slurm.model import STRICT_FROM, Host, Job, Slurm, SlurmUnavailable
 from scheduler_plugin.stager import Stager
 from scheduler_plugin.warmer import Warmer
 
-# A look at the queue may take this part of the time.
+# To ask for the queue may take this part of the time, though no look is put off for longer.
 _BUSY_RATIO = 10
+_LONGEST_PAUSE_SECONDS = 60.0
 # A request is seen this soon. A job takes longer to come to its first read.
 _REQUESTS_SECONDS = 0.05
 
@@ -39,18 +40,16 @@ log = structlog.get_logger()
 
 
 async def run(config: Config) -> None:
-    """Runs until it is cancelled. ConfigError, FolderUnsafe or OSError where it cannot begin."""
+    """Runs until it is cancelled. ConfigError, FolderUnsafe, OSError or, if pyslurm is to be used,
+    SlurmUnavailable where it cannot begin."""
     token = read_token(config.gateways)
     folders = config.folders
     for folder in (folders.rankings, folders.requests, folders.staged, folders.state):
         prepare(folder)
-    slurm = SlurmCommands(
-        config.slurm.commands_folder, timeout_seconds=config.slurm.timeout_seconds
-    )
     gateways = Gateways(
         config.gateways.admin_urls, token, timeout_seconds=config.gateways.timeout_seconds
     )
-    async with gateways:
+    async with open_slurm(config.slurm) as slurm, gateways:
         await Daemon(config, slurm, gateways).run()
 
 
@@ -77,10 +76,17 @@ class Daemon:
             rack_of=self._ranker.rack_of,
             racks=self._ranker.racks,
         )
-        self._guard = Guard(config.folders.state / "guard.lock", config.slurm.commands_folder)
+        self._guard = Guard(
+            config.folders.state / "guard.lock",
+            config.slurm.commands_folder,
+            timeout_seconds=config.slurm.timeout_seconds,
+        )
+        self._bounds = Bounds()
         self._jobs: Sequence[Job] = ()
         self._news = asyncio.Event()
         self._warming = asyncio.Lock()
+        self._asking_seconds = 0.0
+        self._listening_seconds = 0.0
         self._failing: set[str] = set()
         # Said once each, for as long as they are wanted.
         self._refused: set[Step] = set()
@@ -102,30 +108,52 @@ class Daemon:
 
     async def _look_on(self) -> None:
         while True:
-            began = time.monotonic()
             await self._try("queue", self._look)
-            took = time.monotonic() - began
-            await asyncio.sleep(max(self._config.slurm.poll_seconds, _BUSY_RATIO * took))
+            pause = min(_BUSY_RATIO * self._asking_seconds, _LONGEST_PAUSE_SECONDS)
+            await asyncio.sleep(max(self._config.slurm.poll_seconds, pause))
 
     async def _look(self) -> None:
-        self._jobs = await self._slurm.jobs()
-        hints = [hint for job in self._jobs if (hint := hint_of(job)) is not None]
-        self._remembered.see((hint.datasets for hint in hints), time.time())
+        began = time.monotonic()
+        try:
+            self._jobs = self._bounds.restore(await self._slurm.jobs())
+        finally:
+            # What is changed afterwards puts off no look: many jobs that wait are many changes.
+            self._asking_seconds = time.monotonic() - began
+        hints = self._see(self._jobs)
         self._news.set()
-        hosts: Sequence[Host] | None = None
-        if any(hint.wait for hint in hints):
-            hosts = await self._slurm.hosts()
+        waits = any(hint.wait for hint in hints)
+        hosts: Sequence[Host] | None = await self._slurm.hosts() if waits else None
         steps = list(decide(self._jobs, time.time(), hosts=hosts))
+        if await self._slurm.release() < STRICT_FROM:
+            # There a preference is never why a job is given up, and is better left as it is.
+            steps = [step for step in steps if not isinstance(step, Unprefer)]
         self._refused &= set(steps)
+        binds = [step for step in steps if isinstance(step, Bind)]
+        # Letting go needs nobody else, so nothing goes before it.
+        await self._take_all(step for step in steps if not isinstance(step, Bind))
+        if binds or any(map(may_be_bound, self._jobs)):
+            await self._guard.ensure()
+        await self._take_all(binds)
+
+    async def _take_all(self, steps: Iterable[Step]) -> None:
+        """As many as can be taken before what they were decided by is old."""
+        began = time.monotonic()
         for step in steps:
             await self._take(step)
+            if time.monotonic() - began > STALE_SECONDS:
+                return
+
+    def _see(self, jobs: Sequence[Job]) -> list[Hint]:
+        """Their hints, which are remembered."""
+        hints = [(job.user, hint) for job in jobs if (hint := hint_of(job)) is not None]
+        self._remembered.see(((user, hint.datasets) for user, hint in hints), time.time())
+        return [hint for _, hint in hints]
 
     async def _take(self, step: Step) -> None:
         """That one job cannot be changed, since it just starts, is not the others' affair."""
         try:
             match step:
                 case Bind():
-                    await self._guard.ensure()
                     await self._slurm.hold(step.job_id, step.features, start=step.start)
                 case Relax():
                     await self._slurm.relax(step.job_id, step.features, release=step.release)
@@ -151,23 +179,35 @@ class Daemon:
 
     async def _listen_on(self) -> None:
         while True:
+            self._listening_seconds = 0.0
             await self._try("requests", self._listen)
-            await asyncio.sleep(_REQUESTS_SECONDS)
+            pause = min(_BUSY_RATIO * self._listening_seconds, _LONGEST_PAUSE_SECONDS)
+            await asyncio.sleep(max(_REQUESTS_SECONDS, pause))
 
     async def _listen(self) -> None:
         ids = list(take_requests(self._config.folders.requests))
         if not ids:
             return
-        jobs = await self._slurm.jobs(ids)
+        began = time.monotonic()
+        try:
+            jobs = await self._slurm.jobs(ids)
+        finally:
+            # Where jobs start all the time, those of a while are asked for together.
+            self._listening_seconds = time.monotonic() - began
+        # One that is over before the queue is looked at was here.
+        self._see(jobs)
         async with self._warming:
             await self._warmer.look(jobs, whole=False)
 
     async def _try(self, what: str, step: Callable[[], Awaitable[object]]) -> None:
         try:
             await step()
-        except _TROUBLE as error:
+        except Exception as error:
             if what not in self._failing:
-                log.warning(f"{what} failed", reason=str(error))
+                # What nobody thought of comes with where it happened. It ends no loop either: some
+                # user's job may be the cause, and the others' are not to suffer from it.
+                unexpected = not isinstance(error, _TROUBLE)
+                log.warning(f"{what} failed", reason=str(error), exc_info=unexpected)
             self._failing.add(what)
             return
         if what in self._failing:

@@ -10,7 +10,8 @@ from urllib.parse import quote_from_bytes, unquote_to_bytes
 
 from msgspec import Struct
 
-LONGEST_BYTES = 1000
+# Of a whole hint: it is taken apart inside the controller.
+LONGEST_BYTES = 512
 LONGEST_FILE_NAME = 200
 MOST_DATASETS = 8
 
@@ -18,7 +19,7 @@ _BUCKET = re.compile(rb"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 # Blanks, quotes and commas end or divide hints, and a backslash is somebody's escape.
 _REFUSED = re.compile(rb"[\x00-\x20\x7f,\"'\\]")
 # What a value of an AdminComment may hold as it is.
-_PLAIN_IN_COMMENT = "/:,[]|&*@+"
+_PLAIN_IN_COMMENT = "/:,"
 
 
 class BadHint(ValueError):  # noqa: N818 - named as the other refusals are
@@ -69,6 +70,8 @@ def parse_dataset(text: str) -> Dataset:
 
 def parse_hint(text: str) -> tuple[Dataset, ...]:
     """The datasets of a hint, divided by commas, each once, in their order. BadHint."""
+    if len(text.encode("utf-8", "surrogateescape")) > LONGEST_BYTES:
+        raise BadHint(f"longer than {LONGEST_BYTES} bytes")
     found = tuple(dict.fromkeys(map(parse_dataset, text.split(","))))
     if len(found) > MOST_DATASETS:
         raise BadHint(f"names more than {MOST_DATASETS} datasets")

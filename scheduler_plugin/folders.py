@@ -21,7 +21,7 @@ _UNFINISHED_SECONDS = 60.0
 
 
 class FolderUnsafe(Exception):  # noqa: N818 - as the other internal errors
-    """Others than its owner can change what is in the folder; the message says how."""
+    """Others than its owner can see or change what is in the folder; the message says how."""
 
 
 def prepare(folder: Path) -> None:
@@ -32,8 +32,9 @@ def prepare(folder: Path) -> None:
         raise FolderUnsafe(f"{folder}: not a folder")
     if found.st_uid not in (0, os.geteuid()):
         raise FolderUnsafe(f"{folder}: belongs to user {found.st_uid}")
-    if found.st_mode & 0o022:
-        raise FolderUnsafe(f"{folder}: others may write to it")
+    if found.st_mode & 0o077:
+        # Names of files are names of datasets.
+        raise FolderUnsafe(f"{folder}: others may look into it, or write to it; chmod 700")
 
 
 class RankingFolder:

@@ -126,7 +126,8 @@ class Gateways:
 
     async def held(self, dataset: Dataset) -> Counted:
         """What is held of one dataset, however deep it lies."""
-        answer = await self._ask("GET", "/v1/datasets", _Held, params={"dataset": dataset.url})
+        params = {"dataset": _url(dataset)}
+        answer = await self._ask("GET", "/v1/datasets", _Held, params=params)
         nodes = {each.id: each.bytes for each in answer.nodes}
         return Counted(answer.dataset, nodes, answer.readers)
 
@@ -134,7 +135,7 @@ class Gateways:
         self, dataset: Dataset, racks: Sequence[str], *, job: str, priority: int
     ) -> str:
         """Asks for the dataset in these racks; its id. TooBusy."""
-        asked = {"dataset": dataset.url, "racks": racks, "job": job, "priority": priority}
+        asked = {"dataset": _url(dataset), "racks": racks, "job": job, "priority": priority}
         return (await self._ask("POST", "/v1/prefetch", _Created, body=asked)).id
 
     async def progress(self, id_: str) -> Progress:
@@ -151,9 +152,9 @@ class Gateways:
             "PATCH", f"/v1/prefetch/{id_}", dict, body={"priority": priority}, gone=(404, 409)
         )
 
-    async def cancel(self, id_: str) -> None:
-        """Nothing where it has ended."""
-        await self._ask("DELETE", f"/v1/prefetch/{id_}", dict, gone=(404, 409))
+    async def cancel(self, id_: str) -> bool:
+        """Whether it was still under way."""
+        return bool(await self._ask("DELETE", f"/v1/prefetch/{id_}", dict, gone=(404, 409)))
 
     async def _ask(
         self,
@@ -213,6 +214,16 @@ class Gateways:
             return msgspec.json.decode(raw, type=kind)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise GatewaysUnavailable(f"{url}: cannot be understood: {error}") from error
+
+
+def _url(dataset: Dataset) -> str:
+    """As they are asked for it. Refused where its name is not UTF-8, as all names of objects are:
+    without the bytes that cannot be said it would be another dataset's."""
+    try:
+        dataset.url.encode()
+    except UnicodeEncodeError as error:
+        raise Refused(f"{dataset.url!a}: not UTF-8") from error
+    return dataset.url
 
 
 async def _read(answer: aiohttp.ClientResponse) -> bytes:

@@ -8,7 +8,8 @@ them Slurm's own, so that nothing has to be remembered here:
     bound       eligible, the places as its constraint                 → relax at the bound
     relaxed     eligible, its own constraint                           → nothing
 
-A job whose constraint is neither was changed by somebody, whose word counts.
+A job whose constraint is neither, or that is to start at another time, was changed by somebody,
+whose word counts.
 
 And one that Slurm has given up, since it finds that the places preferred for it can never hold it,
 loses its preference: whatever a release makes of that, no job is to be worse off for it.
@@ -18,6 +19,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from scheduler_plugin.hints import Wait, hint_of
 from scheduler_plugin.slurm.model import Host, Job
@@ -86,6 +88,33 @@ def bound_by(job: Job) -> Wait | None:
     return wait if wait is not None and is_bound(job, wait) else None
 
 
+def may_be_bound(job: Job) -> bool:
+    """Whether it is bound, or would be if it were put back into the queue."""
+    hint = hint_of(job)
+    return hint is not None and hint.wait is not None and is_bound(job, hint.wait)
+
+
+class Bounds:
+    """What bound jobs are bound by, for as long as they are there: should somebody write something
+    else into AdminComment, they are to be let go all the same."""
+
+    def __init__(self) -> None:
+        self._comments: dict[int, str] = {}
+
+    def restore(self, jobs: Sequence[Job]) -> Sequence[Job]:
+        """These, which are all there are, with what ours said where it is gone."""
+        found = [self._restored(job) for job in jobs]
+        self._comments = {job.id: job.admin_comment for job in found if bound_by(job) is not None}
+        return found
+
+    def _restored(self, job: Job) -> Job:
+        before = self._comments.get(job.id)
+        if before is None or before == job.admin_comment:
+            return job
+        hint = hint_of(replace(job, comment=""))
+        return replace(job, admin_comment=before) if hint is None else job
+
+
 def is_bound(job: Job, wait: Wait) -> bool:
     """Whether it waits for its places and for no other."""
     return _same(job.features, wait.places) and not _same(wait.places, wait.constraint)
@@ -94,7 +123,7 @@ def is_bound(job: Job, wait: Wait) -> bool:
 def _as_submitted(job: Job, wait: Wait) -> bool:
     return (
         _same(job.features, wait.constraint)
-        and job.eligible >= wait.bound - 1.0
+        and abs(job.eligible - wait.bound) <= 1.0
         and wait.begin < wait.bound
     )
 

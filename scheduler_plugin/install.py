@@ -17,7 +17,7 @@ from typing import Literal
 import msgspec
 
 from scheduler_plugin.asking import read_bytes
-from scheduler_plugin.checking import MARKER, is_ours
+from scheduler_plugin.facts import MARKER, is_ours
 from scheduler_plugin.places import Places, checked
 
 _FLAGS = ("-std=gnu11", "-O2", "-Wall", "-Wextra", "-Werror")

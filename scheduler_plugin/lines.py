@@ -6,13 +6,14 @@ import msgspec
 
 from scheduler_plugin.checking import (
     BF_INTERVAL_MOST_SECONDS,
+    DIRECTIVE,
     SPANK_FILE,
-    Facts,
     bf_interval_seconds,
-    parameters,
-    parse_config,
-    values,
+    has_directive,
+    lacks_common,
 )
+from scheduler_plugin.facts import Facts, parameters, parse_config, parse_release, values
+from scheduler_plugin.ranking import COMMON_FEATURE
 
 _BF_INTERVAL_SECONDS = 5
 
@@ -32,7 +33,7 @@ def lines(facts: Facts) -> list[Line]:
     return [
         *_settings(facts, config),
         *_plugstack(facts, config),
-        *_node_lines(facts),
+        *_node_lines(facts, config),
         *_topology(config),
     ]
 
@@ -73,6 +74,11 @@ def _settings(facts: Facts, config: Mapping[str, str]) -> Iterator[Line]:
         )  # fmt: skip
     if facts.wants_burst_buffer and config.get("BurstBufferType") != "burst_buffer/lua":
         yield _conf("BurstBufferType=burst_buffer/lua", "jobs may wait until data is staged")
+    if facts.wants_burst_buffer and not has_directive(facts.burst_buffer_conf):
+        yield Line(
+            file=f"{facts.etc}/burst_buffer.conf", text=DIRECTIVE,
+            why="what a job's script says that is to wait until its data is staged",
+        )  # fmt: skip
 
 
 def merged_parameters(given: Sequence[str]) -> list[str]:
@@ -97,9 +103,11 @@ def _plugstack(facts: Facts, config: Mapping[str, str]) -> Iterator[Line]:
         )
 
 
-def _node_lines(facts: Facts) -> Iterator[Line]:
+def _node_lines(facts: Facts, config: Mapping[str, str]) -> Iterator[Line]:
+    release = parse_release(config.get("SLURM_VERSION", ""))
+    common = COMMON_FEATURE if lacks_common(facts, release) else None
     for node, features in (facts.features or {}).items():
-        wanted = [each for each in (facts.racks.get(node), node) if each is not None]
+        wanted = [each for each in (facts.racks.get(node), node, common) if each is not None]
         lacking = [each for each in wanted if each not in features]
         if lacking:
             yield _conf(

@@ -15,13 +15,13 @@ from msgspec import Struct
 from scheduler_plugin.config import Config
 from scheduler_plugin.dataset import Dataset, file_name
 from scheduler_plugin.folders import RankingFolder
-from scheduler_plugin.gateways import Gateways, Refused
+from scheduler_plugin.gateways import Gateways, GatewaysUnavailable, Refused
 from scheduler_plugin.knowledge import Holding, Losses, Places, holding_of, live
 from scheduler_plugin.ranking import Held, Layout, Ranking, common_feature, rank
 from scheduler_plugin.ranking_file import Entry, Readers, Rules, render
 from scheduler_plugin.readers import find_group, find_user, readers_of
 from scheduler_plugin.remembered import Remembered
-from scheduler_plugin.slurm.model import Host, Slurm
+from scheduler_plugin.slurm.model import STRICT_FROM, Host, Slurm
 from scheduler_plugin.told import Counted, GatewayNode
 
 # Datasets that are asked for by name at one ranking; the others have their turn at the next.
@@ -33,9 +33,6 @@ _STRIDE = 50
 _MOST_TOGETHER = 16
 # Before this release arrays with a preference never start.
 _ARRAYS_FROM = (22, 5, 9)
-# From this release on a job of several nodes can be held for ever by its preference: see
-# `places_for` in site/job_submit.lua.
-_COMMON_FROM = (24, 11, 0)
 
 log = structlog.get_logger()
 
@@ -126,7 +123,7 @@ class Ranker:
             arrays=release >= _ARRAYS_FROM,
             default_partition=await self._slurm.default_partition(),
             common_feature=common_feature(hosts),
-            common_needed=release >= _COMMON_FROM,
+            common_needed=release >= STRICT_FROM,
             sizes=layout.sizes,
         )
         places = Places.of(members, nodes=self._config.nodes, racks=self._config.racks)
@@ -165,13 +162,23 @@ class Ranker:
 
             async def ask(dataset: Dataset) -> None:
                 async with limit:
-                    counted = await self.ask_for(dataset)
+                    try:
+                        counted = await self.ask_for(dataset)
+                    except GatewaysUnavailable as error:
+                        # They have told of all others: it is this one, that somebody named.
+                        log.info("not counted", dataset=dataset.text, reason=str(error))
+                        return
                 if counted is None:
                     self._asked.pop(dataset, None)
                 else:
                     self._asked[dataset] = holding_of(counted)
 
-            await asyncio.gather(*map(ask, chosen))
+            try:
+                async with asyncio.timeout(self._config.gateways.timeout_seconds):
+                    await asyncio.gather(*map(ask, chosen))
+            except TimeoutError:
+                # The rankings of all are not to run out for it: the rest stands as it was.
+                log.info("not all counted", named=len(chosen))
         holdings.update(self._asked)
 
     def _find_readers(self, holdings: Mapping[Dataset, Holding]) -> dict[Dataset, Readers]:

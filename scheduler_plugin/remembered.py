@@ -3,6 +3,7 @@ and those that were named together, are ranked because of it."""
 
 import contextlib
 import secrets
+from collections import deque
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -23,6 +24,8 @@ class Remembered:
         self._path = path
         self._seconds = seconds
         self._seen: dict[tuple[Dataset, ...], float] = {}
+        # Whoever named it last; of those that an earlier daemon saw nobody knows.
+        self._users: dict[tuple[Dataset, ...], str] = {}
         self._saved: frozenset[tuple[Dataset, ...]] = frozenset()
 
     def load(self) -> None:
@@ -37,15 +40,28 @@ class Remembered:
                 self._seen[parse_hint(text)] = seen
         self._saved = frozenset(self._seen)
 
-    def see(self, hints: Iterable[tuple[Dataset, ...]], now: float) -> None:
-        """Takes note of hints that jobs have now."""
-        for hint in hints:
+    def see(self, named: Iterable[tuple[str, tuple[Dataset, ...]]], now: float) -> None:
+        """Takes note of hints that jobs have now, each with whose job it is."""
+        for user, hint in named:
             self._seen.pop(hint, None)
             self._seen[hint] = now
+            self._users[hint] = user
         for hint in [each for each, seen in self._seen.items() if now - seen > self._seconds]:
-            del self._seen[hint]
-        while len(self._seen) > MOST_REMEMBERED:
-            del self._seen[next(iter(self._seen))]
+            self._forget(hint)
+        if len(self._seen) > MOST_REMEMBERED:
+            self._shorten()
+
+    def _shorten(self) -> None:
+        """Whoever has named most loses the oldest: nobody's jobs drive out those of others."""
+        by_user: dict[str, deque[tuple[Dataset, ...]]] = {}
+        for hint in self._seen:
+            by_user.setdefault(self._users.get(hint, ""), deque()).append(hint)
+        for _ in range(len(self._seen) - MOST_REMEMBERED):
+            self._forget(max(by_user.values(), key=len).popleft())
+
+    def _forget(self, hint: tuple[Dataset, ...]) -> None:
+        del self._seen[hint]
+        self._users.pop(hint, None)
 
     def all(self) -> list[tuple[Dataset, ...]]:
         """The latest first."""

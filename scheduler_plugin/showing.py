@@ -16,7 +16,7 @@ from scheduler_plugin.knowledge import Holding, holding_of
 from scheduler_plugin.ranker import Facts, Ranker
 from scheduler_plugin.ranking import Held, Ranking
 from scheduler_plugin.remembered import Remembered
-from scheduler_plugin.slurm.commands import SlurmCommands
+from scheduler_plugin.slurm.choice import open_slurm
 
 
 class Shown(Struct, frozen=True):
@@ -31,12 +31,10 @@ class Shown(Struct, frozen=True):
 
 async def ask(config: Config, dataset: Dataset) -> Shown:
     """Asks the gateways and Slurm now. ConfigError, GatewaysUnavailable, SlurmUnavailable."""
-    slurm = SlurmCommands(
-        config.slurm.commands_folder, timeout_seconds=config.slurm.timeout_seconds
-    )
     token, urls = read_token(config.gateways), config.gateways.admin_urls
     nothing = Remembered(config.folders.state / "seen.json", seconds=0.0)
-    async with Gateways(urls, token, timeout_seconds=config.gateways.timeout_seconds) as gateways:
+    gateways = Gateways(urls, token, timeout_seconds=config.gateways.timeout_seconds)
+    async with open_slurm(config.slurm) as slurm, gateways:
         ranker = Ranker(config, slurm, gateways, nothing)
         facts = await ranker.gather()
         if dataset not in facts.holdings:

@@ -2,9 +2,9 @@
 
     staged/4711     0.53 1796000000      the part, and when that was so, in seconds since 1970
 
-A job is staged into the racks that its preference names, the best first; one without a preference
-into the rack of the gateways that comes first for it, so that jobs of one dataset share it. What
-cannot be staged is told as staged: nobody waits for what does not come.
+A job is staged into the first rack that its preference names; one without a preference into the
+rack of the gateways that comes first for it, so that jobs of one dataset share it. What cannot be
+staged is told as staged: nobody waits for what does not come.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from scheduler_plugin.dataset import Dataset
-from scheduler_plugin.gateways import Gateways, Refused
+from scheduler_plugin.gateways import Gateways, Refused, TooBusy
 from scheduler_plugin.hints import Hint, hint_of
 from scheduler_plugin.slurm.model import Job
 from scheduler_plugin.warmer import Warmer
@@ -43,7 +43,8 @@ class Stager:
         self._rack_of = rack_of
         self._racks = racks
         self._now = now
-        self._told: set[int] = set()
+        # Those of an earlier daemon too, to be cleared away.
+        self._told = {int(each.name) for each in folder.glob("*") if each.name.isdecimal()}
 
     async def look(self, jobs: Sequence[Job]) -> None:
         """Stages what these jobs wait for; they are all there are. GatewaysUnavailable, OSError."""
@@ -69,7 +70,12 @@ class Stager:
             rack = self._rack_for(dataset, hint)
             if rack is None:
                 continue
-            id_ = await self._warmer.stage(job, dataset, [rack])
+            try:
+                id_ = await self._warmer.stage(job, dataset, [rack])
+            except TooBusy:
+                # It has its turn.
+                parts.append(0.0)
+                continue
             if id_ is None:
                 continue
             try:

@@ -5,6 +5,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 import structlog
+from msgspec.structs import replace
 
 from scheduler_plugin.config import WarmingConfig
 from scheduler_plugin.dataset import Dataset
@@ -52,6 +53,8 @@ class Warmer:
         if not self._config.enabled:
             return
         await self._find_users(jobs)
+        since = self._monotonic() - _REFUSED_SECONDS
+        self._refused = {each: at for each, at in self._refused.items() if at > since}
         ahead, again = self._config.ahead_seconds, self._config.again_seconds
         wall = self._now()
         datasets = due(jobs, ahead_seconds=ahead, again_seconds=again, wall=wall)
@@ -66,10 +69,11 @@ class Warmer:
             wall=wall,
             now=self._monotonic(),
         )
+        busy = False
         for step in steps:
             match step:
-                case Ask():
-                    await self._ask(step)
+                case Ask() if not busy:
+                    busy = not await self._has_room_for(step)
                 case Hasten():
                     await self._hasten(step)
                 case Cancel() if whole:
@@ -77,15 +81,32 @@ class Warmer:
 
     async def stage(self, job: Job, dataset: Dataset, racks: Sequence[str]) -> str | None:
         """Has a dataset brought into these racks for a job that waits for that; the prefetch's id,
-        None where it cannot be. GatewaysUnavailable."""
+        None where it cannot be. TooBusy, GatewaysUnavailable."""
         key = (dataset, racks[0])
-        if key not in self._asked or job.id not in self._asked[key].jobs:
-            await self._find_users([job])
-            self._may = {dataset: await self._readers(dataset)}
-            if self._may_read(job, dataset):
+        asked = self._asked.get(key)
+        if asked is None or job.id not in asked.jobs:
+            if job.user not in self._users:
+                self._users[job.user] = await asyncio.to_thread(find_user_and_group, job.user)
+            self._may[dataset] = await self._readers(dataset)
+            again = self._config.again_seconds
+            if not self._may_read(job, dataset):
+                return None
+            if asked is not None and self._monotonic() - asked.at < again:
+                # Asked for by another job, whose prefetch will do for both.
+                await self._hasten(Hasten(asked.id, job.id, STAGED_PRIORITY))
+            else:
                 await self._ask(Ask(dataset, tuple(racks), job.id, STAGED_PRIORITY))
         asked = self._asked.get(key)
         return asked.id if asked is not None and job.id in asked.jobs else None
+
+    async def _has_room_for(self, step: Ask) -> bool:
+        """Asks for it. Where they take no more now, they take nothing less urgent either."""
+        try:
+            await self._ask(step)
+        except TooBusy as error:
+            log.warning("not warmed yet", job=step.job, reason=str(error))
+            return False
+        return True
 
     async def _ask(self, step: Ask) -> None:
         now = self._monotonic()
@@ -99,9 +120,6 @@ class Warmer:
             log.info("not warmed", dataset=step.dataset.text, job=step.job, reason=str(error))
             self._refused[step.dataset] = now
             return
-        except TooBusy as error:
-            log.warning("not warmed yet", job=step.job, reason=str(error))
-            return
         log.info("warming", dataset=step.dataset.text, racks=step.racks, job=step.job, prefetch=id_)
         asked = Asked(id_, frozenset({step.job}), now, step.priority)
         self._asked |= {(step.dataset, rack): asked for rack in step.racks}
@@ -112,13 +130,21 @@ class Warmer:
             await self._gateways.set_priority(step.id, step.priority)
         for key in keys:
             each = self._asked[key]
-            self._asked[key] = Asked(
-                each.id, each.jobs | {step.job}, each.at, max(each.priority, step.priority)
+            self._asked[key] = replace(
+                each,
+                jobs=each.jobs | {step.job},
+                priority=max(each.priority, step.priority),
             )
 
     async def _cancel(self, step: Cancel) -> None:
-        await self._gateways.cancel(step.id)
-        self._asked = {key: each for key, each in self._asked.items() if each.id != step.id}
+        over = any(each.over for each in self._asked.values() if each.id == step.id)
+        if over or await self._gateways.cancel(step.id):
+            self._asked = {key: each for key, each in self._asked.items() if each.id != step.id}
+            return
+        # It was done: for a while it need not be asked for again.
+        for key, each in self._asked.items():
+            if each.id == step.id:
+                self._asked[key] = replace(each, over=True)
 
     def _racks_of(self, hosts: Iterable[str]) -> Sequence[str]:
         racks = dict.fromkeys(map(self._rack_of, hosts))

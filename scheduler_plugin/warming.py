@@ -6,6 +6,7 @@ in a rack is not asked for there again for a while, whoever names it, though it 
 urgent. What was asked for jobs that are gone, and for them alone, is called off.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from msgspec import Struct
@@ -18,6 +19,8 @@ STARTED_PRIORITY = 1000
 _SOONEST_PRIORITY = 900
 # Priorities of jobs that wait grow by the second: less than this is not worth a request.
 _PRIORITY_STEP = 60
+# Prefetches of one user's at a time for jobs that wait: the gateways have room for 256 of all.
+MOST_AHEAD = 32
 
 # The racks, as gateways call them, of some of Slurm's hosts.
 RacksOf = Callable[[Iterable[str]], Sequence[str]]
@@ -26,12 +29,14 @@ MayRead = Callable[[Job, Dataset], bool]
 
 
 class Asked(Struct, frozen=True):
-    """A prefetch that was asked for: its id, for whom, when (monotonic), how urgent it is."""
+    """A prefetch that was asked for: its id, for whom, when (monotonic), how urgent it is. `over`:
+    it has come to its end, and need not be called off."""
 
     id: str
     jobs: frozenset[int]
     at: float
     priority: int
+    over: bool = False
 
 
 class Ask(Struct, frozen=True):
@@ -74,7 +79,9 @@ def plan(
 ) -> list[Step]:
     """The steps to be taken now. `asked`: what was asked for, by dataset and rack; `wall` is in
     seconds since 1970, `now` monotonic."""
-    steps: list[Step] = []
+    jobs = list(jobs)
+    ahead = _ahead(jobs, asked, since=now - again_seconds)
+    asks: list[Ask] = []
     alive: set[int] = set()
     taken: set[Key] = set()
     hastened: dict[tuple[str, int], int] = {}
@@ -84,6 +91,7 @@ def plan(
         if priority is None:
             continue
         racks = racks_of(job.hosts)
+        full = priority < STARTED_PRIORITY and ahead[job.user] >= MOST_AHEAD
         for dataset in _datasets(job):
             if not racks or not may_read(job, dataset):
                 continue
@@ -93,15 +101,33 @@ def plan(
                 if known is not None and (job.id in known.jobs or now - known.at < again_seconds):
                     if job.id not in known.jobs or _matters(priority, known.priority):
                         hastened[known.id, job.id] = max(priority, known.priority)
-                elif (dataset, rack) not in taken:
+                elif not full and (dataset, rack) not in taken:
                     missing.append(rack)
                     taken.add((dataset, rack))
             if missing:
-                steps.append(Ask(dataset, tuple(missing), job.id, priority))
+                asks.append(Ask(dataset, tuple(missing), job.id, priority))
+                ahead[job.user] += 1
+    # The gateways have room for so many.
+    asks.sort(key=lambda ask: -ask.priority)
+    steps: list[Step] = [*asks]
     steps += [Hasten(id_, job_id, priority) for (id_, job_id), priority in hastened.items()]
     needed = {id_ for id_, _ in hastened}
-    gone = {each.id for each in asked.values() if not each.jobs & alive} - needed
+    gone = {
+        each.id
+        for each in asked.values()
+        if not each.jobs & alive and not (each.over and now - each.at < again_seconds)
+    } - needed
     return steps + [Cancel(id_) for id_ in sorted(gone)]
+
+
+def _ahead(jobs: Iterable[Job], asked: Mapping[Key, Asked], *, since: float) -> Counter[str]:
+    """How much was asked for of late, by the users of the jobs it is for."""
+    users = {job.id: job.user for job in jobs}
+    late = {each.id: each for each in asked.values() if each.at > since}
+    counted: Counter[str] = Counter()
+    for each in late.values():
+        counted.update({users[id_] for id_ in each.jobs if id_ in users})
+    return counted
 
 
 def due(

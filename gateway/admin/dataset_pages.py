@@ -159,7 +159,7 @@ class _Page:
         self, bucket: str, prefix: str, nodes: Mapping[str, int], readers: Sequence[str]
     ) -> None:
         self._last = f"s3://{bucket}/{prefix}"
-        row = {"dataset": self._last, "nodes": dict(sorted(nodes.items())), "readers": readers}
+        row = {"dataset": self._last, "nodes": nodes, "readers": readers}
         raw = msgspec.json.encode(row)
         self._rows.append(msgspec.Raw(raw))
         self._size_bytes += len(raw)

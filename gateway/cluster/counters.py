@@ -50,6 +50,8 @@ class Counters:
         self._link = link
         self._members = members
         self.buckets_key = link.key("dir", "buckets")
+        self._ids_of: frozenset[str] = frozenset()
+        self._ids_version = -1
 
     def key(self, counter: Counter) -> str:
         """Where a counter is."""
@@ -84,8 +86,7 @@ class Counters:
         for start in range(0, len(counters), step):
             keys = [self.key(each) for each in counters[start : start + step]]
             joined = await self._link.script(_JOINED, keys, ())
-            members = {each.id for each in self._members.all()}
-            found += [_bytes_by_node(raw, members) for raw in joined]
+            found += [_of_members(raw, self._ids()) for raw in joined]
         return found
 
     async def total(self, counters: Sequence[Counter]) -> dict[str, int]:
@@ -98,11 +99,21 @@ class Counters:
         return found
 
     def _at_once(self) -> int:
-        return min(_COUNTERS_AT_ONCE, max(1, _FIELDS_AT_ONCE // max(1, len(self._members.all()))))
+        return min(_COUNTERS_AT_ONCE, max(1, _FIELDS_AT_ONCE // max(1, len(self._ids()))))
+
+    def _ids(self) -> frozenset[str]:
+        if self._ids_version != self._members.version:
+            self._ids_of = frozenset(each.id for each in self._members.all())
+            self._ids_version = self._members.version
+        return self._ids_of
 
 
 def sum_up(total: dict[str, int], found: Mapping[str, int]) -> None:
     """Adds to each node's bytes what was found of it."""
+    if not total:
+        # As most datasets have one counter.
+        total.update(found)
+        return
     for id_, size_bytes in found.items():
         total[id_] = total.get(id_, 0) + size_bytes
 
@@ -112,7 +123,15 @@ def entry_of(origin: str, bucket: bytes) -> bytes:
     return origin.encode() + b":" + bucket
 
 
-def _bytes_by_node(joined: bytes, members: set[str]) -> dict[str, int]:
+def _of_members(joined: bytes, members: frozenset[str]) -> dict[str, int]:
+    """The fields of members in a joined hash. Millions of fields make one listing."""
     words = joined.decode("ascii", "replace").split(" ")
-    pairs = zip(words[::2], words[1::2], strict=False)
-    return {id_: int(size) for id_, size in pairs if id_ in members and size.isdecimal()}
+    try:
+        found = dict(zip(words[::2], map(int, words[1::2]), strict=False))
+    except ValueError:
+        # None of this was written by a node; the rest was.
+        pairs = zip(words[::2], words[1::2], strict=False)
+        found = {id_: int(size) for id_, size in pairs if size.isdecimal()}
+    if found.keys() <= members:
+        return found
+    return {id_: size for id_, size in found.items() if id_ in members}

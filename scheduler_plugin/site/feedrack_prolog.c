@@ -4,7 +4,7 @@
  * job waits. So it ends with 0 within two seconds whatever happens; the work is done by a child,
  * since no signal ends a process that waits for a disk. What cannot be written is left unsaid: the
  * job's data are not warmed. It writes one file, JOBID, into a folder fixed when it was built, of
- * two lines: the job's id and its nodes, as Slurm writes them. The daemon reads and removes it.
+ * two lines: the job's id and its nodes, as Slurm writes them. To the daemon its name says all.
  * Of what the job's user may choose, nothing is read.
  */
 #define _GNU_SOURCE

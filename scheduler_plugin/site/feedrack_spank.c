@@ -31,8 +31,8 @@ const char feedrack_built_for[] = {
     TWO_DIGITS(SLURM_VERSION_MICRO(SLURM_VERSION_NUMBER)), '\0',
 };
 
-enum { HINT_BYTES = 1000, DATASETS_MOST = 8, BUCKET_BYTES_LEAST = 3, BUCKET_BYTES = 63 };
-enum { MINUTES_MOST = 1440, MINUTES_DIGITS = 4 };
+enum { HINT_BYTES = 512, DATASETS_MOST = 8, BUCKET_BYTES_LEAST = 3, BUCKET_BYTES = 63 };
+enum { MINUTES_MOST = 100000, MINUTES_DIGITS = 6 };
 enum { DATASET, DATASET_WAIT };
 
 static char hint[HINT_BYTES + 1];
@@ -66,7 +66,7 @@ static const char *wrong_with_hint(const char *text)
     if (text == NULL || *text == '\0')
         return "it names no dataset; say --dataset=s3://bucket/prefix";
     if (strnlen(text, HINT_BYTES + 1) > HINT_BYTES)
-        return "it is longer than 1000 bytes";
+        return "it is longer than 512 bytes";
     for (const char *each = text; *each != '\0'; each++)
         if (forbidden((unsigned char)*each))
             return "it has a space, a quote, a backslash or a control character in it";
@@ -89,7 +89,7 @@ static const char *wrong_with_hint(const char *text)
 
 static const char *wrong_with_minutes(const char *text)
 {
-    static const char wanted[] = "it is a whole number of minutes, from 1 to 1440";
+    static const char wanted[] = "it is a whole number of minutes, from 1 to 100000";
     int minutes = 0;
 
     if (text == NULL || *text == '\0')

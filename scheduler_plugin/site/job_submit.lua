@@ -10,7 +10,7 @@ local MOST_WAIT_MINUTES = tonumber("@MOST_WAIT_MINUTES@")
 -- Slurm refuses more than 1,024 characters, and more than 64 alternatives end the controller.
 local MOST_PLACES, MOST_CHARACTERS = 16, 512
 local MOST_FILE_BYTES, MOST_SCRIPT_BYTES = 16384, 16384
-local MOST_HINT_BYTES, MOST_NAME_BYTES, MOST_DATASETS = 1000, 200, 8
+local MOST_HINT_BYTES, MOST_NAME_BYTES, MOST_DATASETS = 512, 200, 8
 -- A ranking that claims to be good for longer was written by a clock that is wrong.
 local MOST_VALID_SECONDS = 3600
 -- Numbers from here on are Slurm's words for "not said"; of CPUs a task, which are 16 bits, the
@@ -48,18 +48,24 @@ local function find_hint(job)
    if given(dataset) then
       return dataset, wait
    end
-   if given(job.comment) then
-      local comment = " " .. job.comment
+   local comment = job.comment
+   -- Plain searches first: patterns are slow, and most jobs name nothing.
+   if given(comment) and string.find(comment, "dataset=", 1, true) then
+      comment = " " .. comment
       dataset = string.match(comment, "[%s;]dataset=([^%s;]+)")
       if dataset then
          return dataset, wait or string.match(comment, "[%s;]dataset%-wait=([^%s;]+)")
       end
    end
-   if given(job.script) then
-      local script = string.sub(job.script, 1, MOST_SCRIPT_BYTES)
-      dataset = string.match(script, "\n#DATASET[ \t]+(%S+)")
+   local script = job.script
+   if given(script) then
+      script = string.sub(script, 1, MOST_SCRIPT_BYTES)
+      local at = string.find(script, "\n#DATASET", 1, true)
+      if at then
+         dataset = string.match(script, "\n#DATASET[ \t]+(%S+)", at)
+      end
       if dataset then
-         return dataset, wait or string.match(script, "\n#DATASET%-WAIT[ \t]+(%S+)")
+         return dataset, wait or string.match(script, "\n#DATASET%-WAIT[ \t]+(%S+)", 1)
       end
    end
    return nil
@@ -184,20 +190,27 @@ local function part_for(text, datasets, job)
    return string.sub(text, from - 1, stop)
 end
 
--- How many nodes the job may take, on nodes of so many CPUs. Of a range the most: a preference that
--- holds less would make the job smaller.
-local function nodes_needed(job, cpus)
-   local nodes = math.max(number(job.min_nodes) or 1, number(job.max_nodes) or 1)
+-- How many nodes the job takes at least, how many CPUs all its tasks, and how many nodes it could
+-- come to, at the worst, by what is not counted here: GPUs, and memory by CPU.
+local function size_of(job)
+   local cpus, worst = 0, 1
    local tasks = number(job.num_tasks)
-   if tasks and cpus > 0 then
+   if tasks then
       local each = number(job.cpus_per_task)
-      if not each or each >= NOT_SAID_SHORT then
-         each = 1
-      end
-      nodes = math.max(nodes, math.ceil(tasks * each / cpus))
+      cpus = tasks * ((each and each < NOT_SAID_SHORT) and each or 1)
    end
-   return nodes
+   local more = (job.tres_per_job or "") .. "," .. (job.tres_per_task or "")
+   if not number(job.max_nodes) and (more ~= "," or number(job.min_mem_per_cpu)) then
+      worst = tasks or 1
+      for count in string.gmatch(more, "[:=](%d+)") do
+         worst = math.max(worst, tonumber(count))
+      end
+   end
+   return number(job.min_nodes) or 1, cpus, worst
 end
+
+-- A whole line of a section.
+local PLACE = "\n([A-Za-z0-9_.-]+) (%d+) (%d+) [^ \n]+%f[\n]"
 
 -- The places of the job's partition that can hold the whole job, the best first, and whether that
 -- takes several nodes on a strict release; nil and why not.
@@ -220,23 +233,30 @@ local function places_for(part, job, default, strict)
       return places
    end
    local section = string.sub(part, from + 1, string.find(part, "\n[", from, true) or #part)
+   local nodes, all_cpus, worst = size_of(job)
    local used, careful = 0, false
-   for feature, hosts, cpus in string.gmatch(section, "([A-Za-z0-9_.-]+) (%d+) (%d+) [^ \n]+\n") do
-      local needed = nodes_needed(job, tonumber(cpus))
-      hosts = tonumber(hosts)
+   for feature, hosts, cpus in string.gmatch(section, PLACE) do
+      local needed = nodes
+      hosts, cpus = tonumber(hosts), tonumber(cpus)
+      if all_cpus > cpus * nodes and cpus > 0 then
+         needed = math.ceil(all_cpus / cpus)
+      end
       local fits = hosts >= needed
-      if strict and needed > 1 then
+      if strict and math.max(needed, worst) > 1 then
          if given(job.features) or given(job.exc_nodes) then
             return nil, "several-nodes-of-some"
          elseif strict == "!" then
             return nil, "no-common-feature"
          end
-         fits = fits and size - used - hosts >= needed
+         fits = fits and size - used - hosts >= math.max(needed, worst)
          careful = true
       end
-      if fits and #places < MOST_PLACES - 1 then
+      if fits then
          places[#places + 1] = feature
          used = used + hosts
+         if #places == MOST_PLACES - 1 then
+            break
+         end
       end
    end
    return places, careful
@@ -267,10 +287,17 @@ end
 
 -- Why the job is none of our business, whatever its dataset.
 local function reason_to_pass(job)
-   if given(job.req_nodes) then
+   local component = job.het_job_offset
+   if type(component) == "number" and component < NOT_SAID then
+      -- Its parts start together: Slurm ignores what one of them prefers.
+      return "het-job"
+   elseif given(job.req_nodes) then
       return "own-nodes"
    elseif given(job.prefer) then
       return "own-preference"
+   elseif number(job.max_nodes) and job.max_nodes ~= job.min_nodes then
+      -- A preference would make it as small as what is free there.
+      return "range-of-nodes"
    elseif given(job.features) and string.find(job.features, "[^A-Za-z0-9_.:=&-]") then
       return "complex-constraint"
    end
@@ -335,13 +362,23 @@ local function minutes_of(text)
    return nil
 end
 
-local function value(text)
-   return (string.gsub(text, "[^A-Za-z0-9._/:,%[%]|&*@+-]", ESCAPED))
+-- Whether the job can be told to wait: one that is to start at once would be refused.
+local function may_wait(job)
+   return not number(job.immediate)
+end
+
+-- Names as one word of a comment; what else is in it has no sign that needs it.
+local function escaped(names)
+   return (string.gsub(names, "[^A-Za-z0-9._/:,-]", ESCAPED))
 end
 
 local function place(job)
    local hint, minutes = find_hint(job)
    if not hint then
+      return
+   end
+   if given(job.admin_comment) and string.find(job.admin_comment, "feedrack did=", 1, true) then
+      -- Called twice, by a site's own script and by Slurm.
       return
    end
    local said = { given(job.admin_comment) and job.admin_comment .. " feedrack" or "feedrack" }
@@ -353,25 +390,25 @@ local function place(job)
       job.admin_comment = said[1] .. " did=nothing why=bad-hint"
       return
    end
-   local wait = minutes_of(minutes)
+   local wait = minutes and may_wait(job) and minutes_of(minutes)
    local preferred, places = decide(job, datasets, wait)
    local bound
    if preferred then
       say("did", "preferred")
-      say("prefer", value(preferred))
+      say("prefer", preferred)
       if wait then
          local begin = math.max(number(job.begin_time) or 0, os.time())
          bound = begin + 60 * wait
          say("begin", string.format("%d", begin))
          say("wait", string.format("%d", bound))
-         say("places", value(places))
-         say("constraint", value(given(job.features) and job.features or ""))
+         say("places", places)
+         say("constraint", given(job.features) and job.features or "")
       end
    else
       say("did", "nothing")
       say("why", places)
    end
-   say("dataset", value(table.concat(datasets, ",")))
+   say("dataset", escaped(table.concat(datasets, ",")))
    if given(preferred) then
       job.prefer = preferred
    end

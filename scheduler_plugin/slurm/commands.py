@@ -6,9 +6,10 @@ a time, and ended if it takes longer: a controller that hangs must not hang us.
 
 import asyncio
 import contextlib
+import math
 import os
-from collections.abc import Sequence
-from datetime import datetime
+import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -24,8 +25,12 @@ from scheduler_plugin.slurm.records import (
 )
 
 _MOST_OUTPUT_BYTES = 1024**3
+_KILLED_SECONDS = 5.0
 # Since this release `scontrol` writes JSON, and `sinfo` sums nodes up in it.
 _SCONTROL_JSON = (23, 2, 0)
+_NO_SUCH_JOB = "Invalid job id"
+# Signs of a preference; the controller refuses longer ones.
+_MOST_PREFER = 1024
 
 
 class SlurmCommands:
@@ -54,8 +59,20 @@ class SlurmCommands:
     async def jobs(self, ids: Sequence[int] = ()) -> Sequence[Job]:
         """Those that wait or run; of `ids` these alone, without the ones that are gone."""
         chosen = [f"--jobs={','.join(map(str, ids))}"] if ids else []
-        raw = await self._run("squeue", "--json", *chosen)
-        jobs = [each for each in read_jobs(raw) if each.state != "ended"]
+        try:
+            raw = await self._run("squeue", "--json", *chosen)
+        except SlurmUnavailable as error:
+            # Of several it leaves out those that are gone; asked for one alone it fails.
+            if ids and _NO_SUCH_JOB in str(error):
+                return []
+            raise
+        # 22.05 gives all jobs as JSON, whichever are asked for.
+        wanted = frozenset(ids)
+        jobs = [
+            each
+            for each in await asyncio.to_thread(read_jobs, raw)
+            if each.state != "ended" and (not wanted or each.id in wanted)
+        ]
         if not lacks_expected_hosts(raw) or all(each.start == 0 for each in jobs):
             return jobs
         return await self._with_expected_hosts(jobs)
@@ -70,6 +87,18 @@ class SlurmCommands:
 
     async def unprefer(self, job_id: int) -> None:
         await self._update(job_id, "Prefer=")
+
+    async def preferences(self) -> Mapping[int, str]:
+        """What the jobs that wait prefer, by their ids; of those only that do."""
+        text = await self._run(
+            "squeue", "--noheader", "--states=PENDING", f"--Format=JobID:12,Prefer:{_MOST_PREFER}"
+        )
+        found: dict[int, str] = {}
+        for line in text.decode("utf-8", "replace").splitlines():
+            id_, _, prefer = line.partition(" ")
+            if id_.isdecimal() and (wanted := prefer.strip()) not in ("", "(null)"):
+                found[int(id_)] = wanted
+        return found
 
     async def _with_expected_hosts(self, jobs: Sequence[Job]) -> Sequence[Job]:
         text = await self._run("squeue", "--noheader", "--states=PENDING", "--format=%A %Y")
@@ -115,7 +144,10 @@ class SlurmCommands:
             if process.returncode is None:
                 with contextlib.suppress(ProcessLookupError):
                     process.kill()
-                await process.wait()
+                # One that waits for a disk does not even end by that: it is left.
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(_KILLED_SECONDS):
+                        await process.wait()
         if status != 0:
             why = said.decode("utf-8", "replace").strip()[-500:]
             raise SlurmUnavailable(f"{command}: exit status {status}: {why}")
@@ -135,7 +167,6 @@ async def _read(stream: asyncio.StreamReader | None) -> bytes:
 
 
 def _time(seconds: float) -> str:
-    """As `scontrol` reads it: local time, as ours is. What has passed is now."""
-    now = datetime.now().astimezone()
-    when = datetime.fromtimestamp(seconds, tz=now.tzinfo).astimezone()
-    return "now" if when <= now else when.strftime("%Y-%m-%dT%H:%M:%S")
+    """As `scontrol` reads it: by seconds since 1970, as local time has one hour a year twice. What
+    has passed is now."""
+    return f"uts{math.ceil(seconds)}" if seconds > time.time() else "now"

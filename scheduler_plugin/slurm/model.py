@@ -5,6 +5,10 @@ from typing import Literal, Protocol
 
 from msgspec import Struct
 
+# From this release on a job of several nodes can be held for ever by its preference: see
+# `places_for` in site/job_submit.lua.
+STRICT_FROM = (24, 11, 0)
+
 JobState = Literal["pending", "running", "ended"]
 
 

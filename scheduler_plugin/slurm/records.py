@@ -58,7 +58,7 @@ class _Nodes(Struct):
 class _RawJob(Struct):
     job_id: int
     job_state: str | list[str]
-    user_name: str = ""
+    user_name: str | None = ""
     comment: str | None = ""
     admin_comment: str | None = ""
     features: str | None = ""
@@ -93,6 +93,11 @@ def read_jobs(raw: bytes) -> list[Job]:
 def lacks_expected_hosts(raw: bytes) -> bool:
     """Whether this release's `squeue` does not say where backfill would start a job."""
     return b'"scheduled_nodes"' not in raw
+
+
+def lacks_preferences(raw: bytes) -> bool:
+    """Whether these records, of an older pyslurm, do not say what jobs prefer."""
+    return b'"prefer"' not in raw
 
 
 def expand_hosts(text: str) -> tuple[str, ...]:
@@ -159,7 +164,7 @@ def _job(raw: _RawJob) -> Job:
     return Job(
         id=raw.job_id,
         state=state,
-        user=raw.user_name,
+        user=raw.user_name or "",
         comment=raw.comment or "",
         admin_comment=raw.admin_comment or "",
         features=raw.features or "",

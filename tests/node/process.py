@@ -22,7 +22,7 @@ from tests.origins import SECRET_KEY as ORIGIN_SECRET_KEY
 ACCESS_KEY = "demo"
 SECRET_KEY = "correct-horse-battery-staple"
 ADMIN_TOKEN = "let-the-operator-in"
-_START_SECONDS = 30.0
+_START_SECONDS = 60.0
 
 
 class GatewayProcess:

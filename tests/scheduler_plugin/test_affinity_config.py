@@ -17,7 +17,7 @@ LEAST: dict[str, Any] = {"gateways": {"admin_urls": ["http://gw1:9001"], "token_
 def test_the_sample_is_the_defaults() -> None:
     sample = load(SAMPLE)
     assert sample == parse(
-        {"gateways": {**LEAST["gateways"], "token_file": "/etc/feedrack/admin-token"}}
+        {"gateways": {**LEAST["gateways"], "token_file": "/etc/feedrack/admin.token"}}
     )
 
 

@@ -5,12 +5,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler_plugin.checking import (
-    Check,
+from scheduler_plugin.checking import Check, all_well, check
+from scheduler_plugin.facts import (
     Facts,
     Folder,
-    all_well,
-    check,
     parse_config,
     parse_features,
     parse_leaves,
@@ -43,6 +41,9 @@ _CONFIG_24 = _CONFIG_22.replace("22.05.8", "24.11.5").replace(
     "PrologSlurmctld[0]      = /etc/slurm/site-prolog\nPrologSlurmctld[1]      =",
 )
 _OURS = "-- feedrack-affinity 0.1.0: written by us\n"
+_BUILT_FOR_24 = b"\x7fELF..feedrack-built-for 24.11.05\0"
+_APART = {"n1": ("rack1", "n1"), "n2": ("rack2", "n2")}
+_RACKS = {"n1": "rack1", "n2": "rack2"}
 _BUILT_FOR_21 = b"\x7fELF..feedrack-built-for 21.08.08\0"
 _FOLDERS = [
     Folder(
@@ -87,8 +88,11 @@ def _config(key: str, value: str, **changes: object) -> Facts:
     return _with(config="\n".join(told), **changes)
 
 
-def _staging(kind: str, script: str | None) -> Facts:
-    return _config("BurstBufferType", kind, wants_burst_buffer=True, burst_buffer=script)
+def _staging(kind: str, script: str | None, conf: str = "Directive = FEEDRACK # ours") -> Facts:
+    return _config(
+        "BurstBufferType", kind, wants_burst_buffer=True, burst_buffer=script,
+        burst_buffer_conf=conf,
+    )  # fmt: skip
 
 
 def _wrong(facts: Facts) -> list[Check]:
@@ -144,6 +148,10 @@ def test_a_prolog_may_be_one_of_several() -> None:
         (_with(plugstack="required /usr/lib/feedrack/feedrack_spank.so"), "plugstack.conf",
          "not required"),
         (_with(plugstack="optional /elsewhere/feedrack_spank.so"), "plugstack.conf", "/usr/lib"),
+        (_config("SLURM_VERSION", "24.11.5", spank=_BUILT_FOR_24, features=_APART, racks=_RACKS),
+         "a feature of all nodes", "feedrack"),
+        (_staging("burst_buffer/lua", _OURS, "# Directive=FEEDRACK\nDirective=BB_LUA\n"),
+         "burst_buffer.conf", "Directive=FEEDRACK"),
         (_with(features={"n1": ("rack1",)}), "nodes' own names", "own name"),
         (_with(features={"n1": ("n1",)}), "nodes' racks", "its rack"),
         (_with(racks={"n1": "rack1"}), "nodes' racks", "--rack"),
@@ -207,7 +215,7 @@ def test_without_a_controller_that_is_said_and_the_rest_is_checked() -> None:
     ("told", "note"),
     [
         ("22.05.8", "arrays are left alone"),
-        ("26.05.1", "newer than what was tried (25.11)"),
+        ("26.05.1", "newer than what is supported (25.11)"),
         ("25.11.0-0rc1", ""),
     ],
 )
@@ -246,9 +254,20 @@ def test_a_bare_cluster_is_told_all_lines() -> None:
         "SchedulerParameters=bf_interval=5,ignore_prefer_validation",
         "PrologSlurmctld=/usr/lib/feedrack/feedrack-prolog",
         "BurstBufferType=burst_buffer/lua",
+        "Directive=FEEDRACK",
         "optional /usr/lib/feedrack/feedrack_spank.so",
-        "NodeName=n1 Features=rack1,n1",
-        "NodeName=n2 Features=gpu,rack1,n2",
+        "NodeName=n1 Features=rack1,n1,feedrack",
+        "NodeName=n2 Features=gpu,rack1,n2,feedrack",
+    ]
+
+
+def test_a_feature_of_all_nodes_is_needed_from_24_11_on() -> None:
+    apart = {"features": _APART, "racks": _RACKS}
+    assert _wrong(_with(**apart)) == []
+    assert _texts(_with(**apart)) == []
+    assert _texts(_config("SLURM_VERSION", "24.11.5", spank=_BUILT_FOR_24, **apart)) == [
+        "NodeName=n1 Features=rack1,n1,feedrack",
+        "NodeName=n2 Features=rack2,n2,feedrack",
     ]
 
 

@@ -152,3 +152,19 @@ async def test_any_answer_is_understood_or_refused(body: bytes, status: int) -> 
                 await ask()
             except GatewaysUnavailable:
                 continue
+
+
+async def test_a_name_that_is_not_utf8_is_refused_and_never_taken_for_another() -> None:
+    asked: list[str] = []
+
+    async def listen(request: web.Request) -> web.Response:
+        asked.append(request.path_qs)
+        return web.Response(body=b'{"id": "p1", "dataset": "s3://train/imagenet/", "nodes": []}')
+
+    odd = parse_dataset("s3://train/imagenet\udcff")
+    async with admin_port(listen) as url, Gateways([url], "t") as gateways:
+        with pytest.raises(Refused, match="not UTF-8"):
+            await gateways.held(odd)
+        with pytest.raises(Refused, match="not UTF-8"):
+            await gateways.prefetch(odd, ["r1"], job="7", priority=1)
+    assert asked == []

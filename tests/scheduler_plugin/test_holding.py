@@ -1,11 +1,12 @@
 """Waits: bound while there is time, let go at the bound, and never twice."""
 
+import re
 from collections.abc import Sequence
 
 import pytest
 from msgspec.structs import replace
 
-from scheduler_plugin.holding import Bind, Relax, Step, Unprefer, bound_by, decide
+from scheduler_plugin.holding import Bind, Bounds, Relax, Step, Unprefer, bound_by, decide
 from scheduler_plugin.slurm.model import Host, Job
 
 NOW = 1_796_000_000.0
@@ -65,6 +66,7 @@ def test_where_none_of_its_places_can_be_had_it_does_not_wait() -> None:
 def test_what_its_user_has_changed_stays_changed() -> None:
     assert steps(replace(HELD, features="n1"), BOUND + 1) == []
     assert steps(replace(SUBMITTED, features="n1"), NOW) == []
+    assert steps(replace(SUBMITTED, eligible=BOUND + 86_400), NOW) == []
 
 
 @pytest.mark.parametrize("word", ["", "(null)"])
@@ -83,6 +85,11 @@ def test_no_constraint_has_two_spellings(word: str) -> None:
         "feedrack did=nothing why=no-ranking dataset=s3://train/imagenet",
         "feedrack did=preferred wait=x begin=y places=n4 constraint= dataset=s3://train/imagenet",
         "feedrack did=preferred wait=inf begin=nan places=n4 constraint= dataset=s3://train/imagenet",
+        # What cannot be a word of a command, or a time, for the one binding and for the other.
+        SUBMITTED.admin_comment.replace("[n4|rack2] constraint=gpu", "%00 constraint=gpu"),
+        SUBMITTED.admin_comment.replace("constraint=gpu", "constraint=gpu%20x"),
+        re.sub(" begin=[0-9]+", " begin=-1e300", SUBMITTED.admin_comment),
+        re.sub(" wait=[0-9]+", " wait=inf", SUBMITTED.admin_comment),
     ],
 )
 def test_jobs_without_a_wait_are_none_of_its_business(comment: str) -> None:
@@ -109,3 +116,27 @@ def test_a_job_that_slurm_has_given_up_loses_its_preference() -> None:
 
 def test_one_that_was_given_up_while_bound_is_tried_again() -> None:
     assert steps(replace(HELD, reason="BadConstraints"), BOUND) == [Relax(7, "gpu", release=True)]
+
+
+@pytest.mark.parametrize("comment", ["", "see ticket 5"])
+def test_a_bound_job_whose_admin_comment_is_written_over_is_let_go(comment: str) -> None:
+    bounds = Bounds()
+    over = replace(HELD, admin_comment=comment, comment="dataset=s3://train/imagenet")
+    assert steps(over, BOUND) == []
+    bounds.restore([HELD])
+    for _ in range(2):
+        [job] = bounds.restore([over])
+        assert steps(job, BOUND) == [Relax(7, "gpu")]
+    [job] = bounds.restore([replace(over, features="gpu")])
+    assert steps(job, BOUND) == []
+    assert list(bounds.restore([over])) == [over]
+
+
+def test_what_an_operator_says_of_a_bound_counts() -> None:
+    bounds = Bounds()
+    bounds.restore([HELD])
+    sooner = replace(HELD, admin_comment=HELD.admin_comment.replace(f"{BOUND:.0f}", f"{NOW:.0f}"))
+    assert list(bounds.restore([sooner])) == [sooner]
+    bounds.restore([])
+    gone = replace(HELD, admin_comment="")
+    assert list(bounds.restore([gone])) == [gone]

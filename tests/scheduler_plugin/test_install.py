@@ -214,6 +214,22 @@ def test_a_link_is_somebody_elses(site: Site, tmp_path: Path) -> None:
     assert site.places.beside.is_file()
 
 
+@needs_compiler
+def test_what_stages_is_put_in_place_where_it_is_wanted(site: Site) -> None:
+    site.install("--write", "--burst-buffer")
+    text = site.places.burst_buffer.read_text()
+    assert 'local STAGED = "/run/feedrack-affinity/staged"\n' in text
+    assert "slurm_bb_data_in" in text
+
+
+@needs_compiler
+def test_a_cluster_that_stages_by_a_script_of_its_own_keeps_it(site: Site) -> None:
+    site.places.burst_buffer.write_text("-- theirs\n")
+    done = site.install("--write", "--burst-buffer")
+    assert site.places.burst_buffer.read_text() == "-- theirs\n"
+    assert "ours cannot be added to it" in done.output.replace("\n", " ")
+
+
 # Failures
 
 
@@ -484,6 +500,7 @@ def test_the_wheel_has_the_sites_parts(tmp_path: Path) -> None:
     [wheel] = tmp_path.glob("*.whl")
     held = zipfile.ZipFile(wheel).namelist()
     for name in ("feedrack_spank.c", "feedrack_prolog.c", "job_submit.lua", "affinity.toml",
+                 "burst_buffer.lua",
                  "feedrack-affinity.service"):  # fmt: skip
         assert f"scheduler_plugin/site/{name}" in held
 

@@ -118,7 +118,8 @@ def test_the_users_constraint_stays_in_front(controller: Controller, rankings: P
     [
         ({"min_nodes": 2}, "[rack2|rack1]"),
         ({"min_nodes": 3}, "rack1"),
-        ({"min_nodes": 1, "max_nodes": 3}, "rack1"),
+        ({"min_nodes": 2, "max_nodes": 2}, "[rack2|rack1]"),
+        ({"min_nodes": 1, "max_nodes": 4294967295}, "[n4|n3|rack2|rack1]"),
         ({"min_nodes": 17}, None),
         ({"num_tasks": 100}, "[rack2|rack1]"),
         ({"num_tasks": 64, "cpus_per_task": 65534}, "[n4|n3|rack2|rack1]"),
@@ -144,10 +145,12 @@ def test_places_hold_the_whole_job(
         ({"features": "rack1*2"}, "complex-constraint"),
         ({"features": "a|b"}, "complex-constraint"),
         ({"array_inx": "1-3"}, "array-on-this-release"),
+        ({"min_nodes": 2, "max_nodes": 8}, "range-of-nodes"),
+        ({"het_job_offset": 0}, "het-job"),
     ],
 )
 def test_what_is_not_ours_to_decide_passes_untouched(
-    controller: Controller, rankings: Path, job: dict[str, str], why: str
+    controller: Controller, rankings: Path, job: dict[str, Any], why: str
 ) -> None:
     write(rankings, rules=Rules(arrays=False, default_partition="main", common_needed=False))
     done = controller.submit(comment="dataset=s3://train/imagenet dataset-wait=5", **job)
@@ -202,6 +205,15 @@ def test_to_wait_for_any_node_at_all_is_no_wait(controller: Controller, rankings
         ({"min_nodes": 2, "features": "gpu"}, "several-nodes-of-some"),
         ({"min_nodes": 2, "exc_nodes": "n1"}, "several-nodes-of-some"),
         ({"min_nodes": 1, "features": "gpu"}, "gpu&[n4|n3|rack2|rack1|feedrack]"),
+        # By its GPUs it may come to eight nodes, by its memory to as many as it has tasks.
+        ({"tres_per_job": "gres:gpu:a100:8"}, "[n4|n3|rack2|feedrack]"),
+        ({"tres_per_job": "gres/gpu=8", "features": "gpu"}, "several-nodes-of-some"),
+        (
+            {"tres_per_job": "gres:gpu:8", "max_nodes": 1, "min_nodes": 1},
+            "[n4|n3|rack2|rack1|feedrack]",
+        ),
+        ({"min_mem_per_cpu": 100, "num_tasks": 18}, "[n4|n3|feedrack]"),
+        ({"num_tasks": 18}, "[n4|n3|rack2|rack1|feedrack]"),
     ],
 )
 def test_where_a_preference_can_hold_a_job_for_ever_it_has_room_beside_it(
@@ -287,6 +299,24 @@ def test_a_wait_begins_when_the_job_may(controller: Controller, rankings: Path) 
     assert done.said["begin"] == str(later)
 
 
+@pytest.mark.parametrize(
+    "hint",
+    [
+        {"spank_job_env": [f"{OPTION}=s3://train/imagenet", f"{OPTION}_wait=5"]},
+        {"comment": "dataset=s3://train/imagenet dataset-wait=5"},
+        {"script": "#!/bin/sh\n#DATASET s3://train/imagenet\n#DATASET-WAIT 5\ntrue\n"},
+        {"script": "#!/bin/sh\n#DATASET-WAIT 5\n#DATASET s3://train/imagenet\ntrue\n"},
+    ],
+)
+def test_each_way_of_asking_for_a_wait_does_the_same(
+    controller: Controller, rankings: Path, hint: dict[str, Any]
+) -> None:
+    write(rankings)
+    done = controller.submit(**hint)
+    assert done.prefer is not None
+    assert float(done.said["wait"]) - float(done.said["begin"]) == 300
+
+
 @pytest.mark.parametrize("minutes", ["0", "-1", "x", "", "1e9", "5;rm"])
 def test_a_wait_that_is_none_is_none(controller: Controller, rankings: Path, minutes: str) -> None:
     write(rankings)
@@ -294,6 +324,18 @@ def test_a_wait_that_is_none_is_none(controller: Controller, rankings: Path, min
     done = controller.submit(**hint)
     assert done.prefer is not None
     assert done.begin_time is None
+
+
+def test_what_is_to_start_at_once_is_sent_to_its_data_all_the_same(
+    controller: Controller, rankings: Path
+) -> None:
+    write(rankings)
+    hint = {"comment": "dataset=s3://train/imagenet dataset-wait=5"}
+    done = controller.submit(**hint, immediate=1)
+    assert done.prefer == "[n4|n3|rack2|rack1]"
+    assert (done.begin_time, done.said.get("wait")) == (None, None)
+    whole = {"het_job_offset": 4294967294, "immediate": 0}
+    assert controller.submit(**hint, **whole).begin_time is not None
 
 
 def test_a_wait_has_an_end(controller: Controller, rankings: Path) -> None:
@@ -313,6 +355,19 @@ def test_what_others_wrote_into_the_comment_stays(controller: Controller, rankin
     done = controller.submit(comment="dataset=s3://train/imagenet", admin_comment="site: ok")
     assert done.admin_comment is not None
     assert done.admin_comment.startswith("site: ok feedrack did=preferred ")
+
+
+def test_a_job_is_looked_at_once(controller: Controller, rankings: Path) -> None:
+    write(rankings)
+    first = controller.submit(comment="dataset=s3://train/imagenet dataset-wait=5")
+    again = controller.submit(
+        comment="dataset=s3://train/imagenet dataset-wait=5",
+        admin_comment=first.admin_comment or "",
+        prefer=first.prefer or "",
+        begin_time=int(float(first.begin_time or 0)),
+    )
+    assert (again.prefer, again.admin_comment) == (first.prefer, first.admin_comment)
+    assert float(again.begin_time or 0) == float(first.begin_time or 0)
 
 
 def test_a_ranking_runs_out(controller: Controller, rankings: Path) -> None:

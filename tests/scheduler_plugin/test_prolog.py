@@ -175,6 +175,22 @@ def test_a_folder_of_somebody_else_is_not_trusted(prolog: Prolog) -> None:
     assert prolog.held() == {}
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="wants root")
+def test_slurm_user_need_not_be_root(prolog: Prolog) -> None:
+    prolog.program.parent.chmod(0o755)
+    os.chown(prolog.folder, 54321, 54321)
+    subprocess.run(
+        [prolog.program],
+        env={"SLURM_JOB_ID": "4711", "SLURM_JOB_NODELIST": "n1"},
+        user=54321,
+        group=54321,
+        extra_groups=[],
+        check=True,
+        timeout=_HANGS_SECONDS,
+    )
+    assert prolog.held() == {"4711": b"4711\nn1\n"}
+
+
 def test_a_pipe_in_the_requests_place_is_replaced_and_never_waited_for(prolog: Prolog) -> None:
     os.mkfifo(prolog.folder / "4711")
     os.mkfifo(prolog.folder / ".4711")

@@ -73,6 +73,11 @@ def test_bytes_that_are_no_text_do_not_hide_the_other_jobs() -> None:
     assert (job.id, job.state) == (1, "pending")
 
 
+def test_a_user_who_is_gone_does_not_hide_the_other_jobs() -> None:
+    raw = b'{"jobs": [{"job_id": 1, "job_state": "PENDING", "user_name": null}]}'
+    assert read_jobs(raw)[0].user == ""
+
+
 @pytest.mark.parametrize(
     "raw", [b"", b"{", b"[]", b'{"jobs": 1}', b'{"jobs": [{"job_id": "x"}]}', b"[" * 100_000]
 )

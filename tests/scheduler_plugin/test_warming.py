@@ -7,6 +7,7 @@ from msgspec.structs import replace
 from scheduler_plugin.dataset import Dataset, parse_dataset
 from scheduler_plugin.slurm.model import Job
 from scheduler_plugin.warming import (
+    MOST_AHEAD,
     STARTED_PRIORITY,
     Ask,
     Asked,
@@ -73,6 +74,33 @@ def test_the_sooner_the_more_urgent() -> None:
     assert STARTED_PRIORITY > sooner.priority > later.priority > 0
 
 
+def test_the_most_urgent_is_asked_for_first() -> None:
+    """Whichever was submitted first: the gateways have room for so many."""
+    early = replace(WAITING, id=1, start=WALL + 500, hosts=("n2",))
+    asks = [each for each in steps(early, STARTED) if isinstance(each, Ask)]
+    assert [each.job for each in asks] == [7, 1]
+
+
+def test_a_user_has_only_so_much_warmed_ahead() -> None:
+    """Others are to find room; what starts is warmed for all the same."""
+    comment = WAITING.admin_comment
+    flood = [
+        replace(WAITING, id=100 + number, admin_comment=f"{comment}-{number}")
+        for number in range(300)
+    ]
+    other = replace(WAITING, id=1000, user="bob")
+    started = replace(STARTED, id=1001, admin_comment=f"{comment}-301")
+    asks = [each for each in steps(*flood, other, started) if isinstance(each, Ask)]
+    assert len(asks) == MOST_AHEAD + 2
+    assert {1000, 1001} < {each.job for each in asks}
+    before = {
+        (each.dataset, each.racks[0]): Asked(str(each.job), frozenset({each.job}), 90.0, 600)
+        for each in asks
+        if each.job < 1000
+    }
+    assert not any(isinstance(each, Ask) for each in steps(*flood, asked=before))
+
+
 def test_many_jobs_of_one_dataset_ask_once() -> None:
     array = [replace(STARTED, id=number) for number in range(100, 200)]
     assert len(steps(*array)) == 1
@@ -109,6 +137,16 @@ def test_what_nobody_needs_any_more_is_called_off() -> None:
     assert steps(replace(WAITING, id=7, start=WALL + 10_000), asked=asked(7)) == []
     shared = replace(STARTED, id=9)
     assert steps(shared, asked=asked(7)) == [Hasten("p1", 9, STARTED_PRIORITY)]
+
+
+def test_what_is_done_is_neither_called_off_nor_asked_for_again_for_a_while() -> None:
+    done = {key: replace(each, over=True) for key, each in asked(7).items()}
+    assert steps(asked=done) == []
+    assert steps(replace(STARTED, id=9), asked=done) == [Hasten("p1", 9, STARTED_PRIORITY)]
+    assert steps(asked=done, now=1000.0) == [Cancel("p1")]
+    assert steps(replace(STARTED, id=9), asked=done, now=1000.0)[0] == Ask(
+        IMAGENET, ("r2",), 9, STARTED_PRIORITY
+    )
 
 
 def test_who_may_not_read_it_has_nothing_warmed() -> None:

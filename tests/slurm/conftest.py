@@ -8,6 +8,7 @@ import pytest
 
 from tests.slurm.lab import SlurmLab
 from tests.slurm.place import obstacle
+from tests.slurm.placed import Placed
 
 MakeSlurm = Callable[..., SlurmLab]
 
@@ -51,3 +52,19 @@ def slurm(module_slurm: SlurmLab) -> Iterator[SlurmLab]:
     yield module_slurm
     assert module_slurm.alive(), module_slurm.log()[-3000:]
     module_slurm.clear()
+
+
+@pytest.fixture
+def placed(cluster: Placed) -> Iterator[Placed]:
+    """The `cluster` of a module, idle before the test; a controller that crashed fails it."""
+    yield cluster
+    assert cluster.slurm.alive(), cluster.slurm.log()[-3000:]
+    cluster.slurm.clear()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What shares a cluster runs in one worker: each would start one of its own."""
+    for item in items:
+        if "cluster" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("::")[0]))

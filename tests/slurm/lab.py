@@ -102,6 +102,20 @@ class SlurmLab:
                 self.stop()
         return self
 
+    def open(self) -> None:
+        """From now on `run` can run what needs no Slurm, such as a compiler; `start` opens too."""
+        if self._keeper is not None:
+            return
+        self._keeper = subprocess.Popen(
+            [sys.executable, "-m", "tests.slurm.sweep", str(self.folder)],
+            cwd=_REPOSITORY,
+            stdin=subprocess.PIPE,
+            # An interrupt at the terminal is for the tests; this one sees them end.
+            start_new_session=True,
+        )
+        self._place.open()
+        self.release = self._place.release
+
     def stop(self) -> None:
         """Ends all processes, those of jobs too, and removes the folder."""
         sweep(self.folder)
@@ -188,6 +202,16 @@ class SlurmLab:
             raise RuntimeError(f"{' '.join(argv)}: {done.returncode}: {done.stderr}{done.stdout}")
         return done
 
+    def run_raw(self, *argv: str, input: bytes = b"") -> subprocess.CompletedProcess[bytes]:  # noqa: A002
+        """The same for words and answers of any bytes; it never fails."""
+        return subprocess.run(
+            self.wrap(argv, cwd=self.work),
+            input=input,
+            capture_output=True,
+            timeout=_COMMAND_SECONDS,
+            env=self.environment,
+        )
+
     def popen(
         self, *argv: str, user: str | None = None, environ: Mapping[str, str] | None = None
     ) -> subprocess.Popen[str]:
@@ -263,12 +287,12 @@ class SlurmLab:
         self.wait_idle()
 
     def wait_idle(self, seconds: float = _WAIT_SECONDS) -> None:
-        """Returns once no job is there and each node is idle."""
+        """Returns once no job is there and each node could take one."""
 
         def idle() -> bool:
             if self.run("squeue", "-h").stdout.strip():
                 return False
-            return set(self._node_states().values()) == {"idle"}
+            return set(self._node_states().values()) <= {"idle", "reserved", "planned"}
 
         self._until(idle, "all is idle", seconds, lambda: self.run("sinfo", "-N").stdout)
 
@@ -313,15 +337,7 @@ class SlurmLab:
         (self.etc / "plugstack.conf").touch()
 
     def _start(self) -> None:
-        self._keeper = subprocess.Popen(
-            [sys.executable, "-m", "tests.slurm.sweep", str(self.folder)],
-            cwd=_REPOSITORY,
-            stdin=subprocess.PIPE,
-            # An interrupt at the terminal is for the tests; this one sees them end.
-            start_new_session=True,
-        )
-        self._place.open()
-        self.release = self._place.release
+        self.open()
         self._write_configuration()
         self._start_munge()
         self._start_controller()
@@ -433,7 +449,8 @@ def _record(text: str) -> dict[str, str]:
     for line in text.splitlines():
         key, separator, rest = line.strip().partition("=")
         if separator and key in _WHOLE_LINES:
-            found[key] = rest
+            # Some releases write a space behind it.
+            found[key] = rest.rstrip()
             continue
         pieces = _FIELD.split(line)
         found.update(zip(pieces[1::2], (each.strip() for each in pieces[2::2]), strict=True))

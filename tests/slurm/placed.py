@@ -10,10 +10,13 @@ Slurm's n1 is the gateways' n1; racks are called by the same names.
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -26,19 +29,37 @@ from tests.node.process import ADMIN_TOKEN
 from tests.slurm.configuration import FOUR_NODES, ONE_PARTITION, LabNode
 from tests.slurm.lab import SlurmLab
 
+# What `feedrack-affinity install` proposes: a feature that all nodes have.
+NODES = tuple(replace(each, features=("feedrack",)) for each in FOUR_NODES)
 _CHUNK = 64 * 1024
 _SITE = Path(__file__).parents[2] / "scheduler_plugin" / "site"
 
 
+# A job's body: the load, until somebody ends it.
+STAYS = "exec sleep 3600"
+_STARTED = ("CONFIGURING", "RUNNING", "COMPLETING", "COMPLETED")
+
+
+@dataclass(frozen=True)
+class Landed:
+    """A job that has got its nodes. `said` is what we said of it, `seconds` how long it took."""
+
+    id: str
+    nodes: list[str]
+    said: dict[str, str]
+    seconds: float
+
+
 class Placed:
-    """`nodes` of Slurm's; those whose number is in `gateways` (all, unless said) have a gateway.
+    """`nodes` of Slurm's; those named in `gateways` (all, unless said) have a gateway each.
     `settings` are slurm.conf's, `affinity` is laid over the daemon's configuration."""
 
     def __init__(
         self,
         folder: Path,
         *,
-        nodes: Sequence[LabNode] = FOUR_NODES,
+        nodes: Sequence[LabNode] = NODES,
+        gateways: Sequence[str] | None = None,
         partitions: Sequence[str] = ONE_PARTITION,
         settings: Mapping[str, str | None] | None = None,
         affinity: Mapping[str, Any] | None = None,
@@ -47,14 +68,17 @@ class Placed:
     ) -> None:
         self.folder = folder
         self.slurm = SlurmLab(nodes, partitions=partitions, settings=settings)
+        racks = {each.name: each.rack for each in nodes}
+        self.gateways = list(racks) if gateways is None else list(gateways)
         self.fleet = Fleet(
             folder / "fleet",
-            racks=[each.rack for each in nodes],
+            racks=[racks[name] for name in self.gateways],
             origin="directory",
             settings={"cache": {"chunk_size": _CHUNK, "small_object_limit": 16 * 1024}},
             **(fleet or {}),
         )
         self.site = self.slurm.folder / "site"
+        self.built = self.slurm.folder / "built"
         self.rankings = self.site / "rankings"
         self.requests = self.site / "requests"
         self.state = self.site / "state"
@@ -71,6 +95,7 @@ class Placed:
     def start(self) -> Self:
         try:
             self.fleet.start()
+            self.slurm.open()
             self._install()
             self.slurm.start()
             self.start_daemon()
@@ -81,7 +106,7 @@ class Placed:
 
     def stop(self) -> None:
         self.end_daemon(signal.SIGTERM)
-        self._end_guard()
+        self.kill_guards()
         self.slurm.stop()
         self.fleet.stop()
 
@@ -112,13 +137,16 @@ class Placed:
             },
             "ranking": {"refresh_seconds": 0.3, "valid_seconds": 30.0},
             "readers": self._readers,
+            "nodes": {f"n{number}": name for number, name in enumerate(self.gateways, start=1)},
         }
         for section, values in {**self._affinity, **over}.items():
             config[section] = {**config.get(section, {}), **values}
         self.config_path.write_text(tomli_w.dumps(config))
 
-    def start_daemon(self) -> None:
-        self.write_config()
+    def start_daemon(self, **over: Any) -> None:
+        """`over`: sections of the configuration, laid over what is there."""
+        assert self._daemon is None
+        self.write_config(**over)
         with (self.site / "daemon.log").open("ab") as log:
             self._daemon = subprocess.Popen(
                 [
@@ -137,12 +165,45 @@ class Placed:
     def end_daemon(self, how: signal.Signals = signal.SIGKILL) -> None:
         if self._daemon is not None:
             self._daemon.send_signal(how)
+            # One that stands still would never hear of it.
+            self._daemon.send_signal(signal.SIGCONT)
             self._daemon.wait(timeout=10)
             self._daemon = None
 
     def signal_daemon(self, how: signal.Signals) -> None:
         assert self._daemon is not None
         self._daemon.send_signal(how)
+
+    @property
+    def daemon_runs(self) -> bool:
+        return self._daemon is not None and self._daemon.poll() is None
+
+    @property
+    def daemon(self) -> psutil.Process:
+        assert self._daemon is not None
+        return psutil.Process(self._daemon.pid)
+
+    def ensure_daemon(self) -> None:
+        """Whatever was done to it, it runs."""
+        if self._daemon is None:
+            self.start_daemon()
+        else:
+            self.signal_daemon(signal.SIGCONT)
+
+    def guards(self) -> list[psutil.Process]:
+        """What lets jobs go for a daemon that is gone: one, or none."""
+        lock = str(self.state / "guard.lock")
+        found = []
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                if lock in process.cmdline():
+                    found.append(process)
+        return found
+
+    def kill_guards(self) -> None:
+        for process in self.guards():
+            process.kill()
+        until(lambda: not self.guards(), what="a guard does not end")
 
     # Data
 
@@ -156,9 +217,9 @@ class Placed:
 
     def warm(self, dataset: str, node: str) -> None:
         """Reads a dataset through a node, which then holds it whole or in its rack."""
-        number = int(node.removeprefix("n")) - 1
+        number = self.gateways.index(node)
         where = parse_dataset(dataset)
-        asked = {"dataset": where.url, "nodes": [node]}
+        asked = {"dataset": where.url, "nodes": [f"n{number + 1}"]}
         id_ = self.fleet.ask(number, "/v1/prefetch", asked)["id"]
         until(
             lambda: self.fleet.ask(number, f"/v1/prefetch/{id_}")["state"] == "done",
@@ -166,7 +227,7 @@ class Placed:
         )
 
     def held(self, dataset: str) -> dict[str, int]:
-        """Bytes by node, as the gateways tell."""
+        """Bytes by gateway, as these tell."""
         where = parse_dataset(dataset)
         said = self.fleet.ask(0, f"/v1/datasets?dataset={where.url}")
         return {each["id"]: each["bytes"] for each in said["nodes"] if each["bytes"]}
@@ -181,10 +242,39 @@ class Placed:
 
     def await_first(self, dataset: str, place: str) -> None:
         """Waits until a dataset's ranking begins with a place."""
+        first = re.compile(rf"^\[[^\n]*\n{re.escape(place)} ", re.MULTILINE)
         until(
-            lambda: f"]\n{place} " in self.ranking(dataset),
+            lambda: first.search(self.ranking(dataset)),
             what=f"{place} never came first: {self.ranking(dataset)}\n{self.log[-2000:]}",
         )
+
+    # Jobs
+
+    def place(self, *arguments: str, script: str = "true", **how: Any) -> "Landed":
+        """Submits a job, waits until it has its nodes, and tells where and why."""
+        began = time.monotonic()
+        id_ = self.slurm.sbatch(*arguments, script=script, **how)
+        return self.landed(id_, began)
+
+    def landed(self, id_: str, began: float | None = None) -> "Landed":
+        """The same of a job that was submitted; `began`: when, monotonic."""
+        job = self.slurm.wait(id_, *_STARTED)
+        seconds = time.monotonic() - began if began is not None else 0.0
+        return Landed(id_, self.slurm.nodes_of(id_), admin_comment(job), seconds)
+
+    def looks(self) -> int:
+        """How often Slurm has gone through its queue; backfill rests while nothing is new."""
+        said = self.slurm.sdiag().partition("Main schedule statistics")[2]
+        found = re.search(r"Total cycles: +(\d+)", said)
+        assert found is not None, said
+        return int(found[1])
+
+    def stays_pending(self, id_: str) -> None:
+        """Slurm goes through its queue some more times, and does not start the job."""
+        seen = self.looks()
+        until(lambda: self.looks() >= seen + 2, what="Slurm does not look at its queue")
+        job = self.slurm.job(id_)
+        assert job["JobState"] == "PENDING", job
 
     # Parts
 
@@ -192,6 +282,8 @@ class Placed:
         """What `feedrack-affinity install` does; that is tested by itself."""
         for folder in (self.site, self.rankings, self.requests, self.state):
             folder.mkdir(mode=0o700, exist_ok=True)
+        # What users load lies where they can read it.
+        self.built.mkdir(mode=0o755, exist_ok=True)
         script = (_SITE / "job_submit.lua").read_text()
         script = script.replace("@RANKINGS@", str(self.rankings))
         (self.slurm.etc / "job_submit.lua").write_text(
@@ -199,24 +291,17 @@ class Placed:
         )
         self._compile("feedrack_spank.c", "feedrack.so", "-fPIC", "-shared")
         self._compile("feedrack_prolog.c", "prolog", f'-DFEEDRACK_REQUESTS="{self.requests}"')
-        (self.slurm.etc / "plugstack.conf").write_text(f"optional {self.site}/feedrack.so\n")
+        (self.slurm.etc / "plugstack.conf").write_text(f"optional {self.built}/feedrack.so\n")
         self.slurm.settings |= {
             "JobSubmitPlugins": "lua",
-            "PrologSlurmctld": str(self.site / "prolog"),
+            "PrologSlurmctld": str(self.built / "prolog"),
         }
 
     def _compile(self, source: str, target: str, *options: str) -> None:
         """With Slurm's own headers: of the root folder that the lab runs in, if it does."""
-        here = self.site / source
+        here = self.built / source
         here.write_bytes((_SITE / source).read_bytes())
-        self.slurm.run("gcc", "-O2", *options, "-o", str(self.site / target), str(here))
-
-    def _end_guard(self) -> None:
-        lock = str(self.state / "guard.lock")
-        for process in psutil.process_iter():
-            with contextlib.suppress(psutil.Error):
-                if lock in process.cmdline():
-                    process.kill()
+        self.slurm.run("gcc", "-O2", *options, "-o", str(self.built / target), str(here))
 
 
 def admin_comment(job: Mapping[str, str]) -> dict[str, str]:

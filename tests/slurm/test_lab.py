@@ -13,6 +13,7 @@ import pytest
 from tests.slurm.configuration import LabNode
 from tests.slurm.conftest import MakeSlurm
 from tests.slurm.lab import SlurmLab
+from tests.slurm.place import slurm_root
 
 _REPOSITORY = Path(__file__).parents[2]
 
@@ -119,6 +120,14 @@ def test_settings_nodes_and_a_submit_script_are_what_is_asked_for(make_slurm: Ma
     job = slurm.sbatch("-p", "small")
     slurm.wait(job, "COMPLETED")
     assert slurm.nodes_of(job) == ["b"]
+
+
+def test_nothing_is_mounted_where_others_see_it(slurm: SlurmLab) -> None:
+    """So whoever deletes a root folder deletes what is in it and no more."""
+    mounts = Path("/proc/self/mountinfo").read_text()
+    root = slurm_root()
+    assert str(slurm.folder) not in mounts
+    assert root is None or f"{root}/" not in mounts
 
 
 def test_labs_run_side_by_side_and_nothing_is_left_of_them(make_slurm: MakeSlurm) -> None:

@@ -98,3 +98,22 @@ def test_past_packs_nothing_is_believed_and_writes_are_those_of_the_plain_name()
         assert bucket.written_ref("a") == plain.resolve(name).ref("a")
         assert bucket.written_ref("a") == plain.resolve(name).written_ref("a")
         assert bucket.immutable_to_some == plain.resolve(name).immutable_to_some
+
+
+def test_an_origins_bucket_is_seen_by_every_name_that_leads_to_it() -> None:
+    made = table(
+        default_origin="nas",
+        buckets={**LISTED, "also": {"origin": "nas", "origin_bucket": "plain"}},
+    )
+
+    def seen(origin: str, bucket: str) -> list[str]:
+        found = made.seen(origin, bucket)
+        assert all(made.resolve(each.name) == each for each in found)
+        return sorted(each.name for each in found)
+
+    assert seen("cloud", "train-eu") == ["train"]
+    assert seen("nas", "plain") == ["also", "plain"]
+    assert seen("nas", "public") == ["public"]
+    # By that name clients get another origin's.
+    assert seen("nas", "train") == []
+    assert seen("cloud", "unlisted") == seen("nowhere", "plain") == []

@@ -1,0 +1,100 @@
+"""What the gateways are asked for, and how often."""
+
+import pwd
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import msgspec
+import pytest
+from aiohttp import web
+
+from scheduler_plugin.config import WarmingConfig
+from scheduler_plugin.dataset import Dataset
+from scheduler_plugin.gateways import Gateways
+from scheduler_plugin.ranking_file import Readers
+from scheduler_plugin.slurm.model import Job
+from scheduler_plugin.stager import Stager
+from scheduler_plugin.warmer import Warmer
+from tests.scheduler_plugin.test_gateways import admin_port
+
+
+class Admin:
+    """An admin port with room for `room` prefetches; `asked` has those asked for."""
+
+    def __init__(self, room: int) -> None:
+        self.room = room
+        self.asked: list[str] = []
+
+    async def answer(self, request: web.Request) -> web.Response:
+        if request.method != "POST":
+            return web.json_response(
+                {"state": "running", "listed": True, "bytes": {"found": 10, "done": 5}}
+            )
+        self.asked.append(msgspec.json.decode(await request.read())["dataset"])
+        if len(self.asked) > self.room:
+            return web.Response(status=429)
+        return web.json_response({"id": f"p{len(self.asked)}"}, status=202)
+
+
+@pytest.fixture
+async def everything(tmp_path: Path, room: int) -> AsyncIterator[tuple[Admin, Warmer, Stager]]:
+    async with AsyncExitStack() as stack:
+        admin = Admin(room)
+        url = await stack.enter_async_context(admin_port(admin.answer))
+        gateways = await stack.enter_async_context(Gateways([url], "t"))
+
+        async def readers(_: Dataset) -> Readers:
+            return Readers(everybody=True)
+
+        warmer = Warmer(WarmingConfig(), gateways, rack_of=lambda _: "r1", readers=readers)
+        stager = Stager(tmp_path, gateways, warmer, rack_of=lambda _: None, racks=lambda: ["r1"])
+        yield admin, warmer, stager
+
+
+def job(id_: int, name: str, *, staged: bool) -> Job:
+    return Job(
+        id=id_,
+        state="pending" if staged else "running",
+        user=pwd.getpwuid(0).pw_name,
+        hosts=() if staged else ("n1",),
+        start=0.0 if staged else 4e9,
+        burst_buffer="#FEEDRACK stage=0.9" if staged else "",
+        comment=f"dataset=s3://train/{name}",
+    )
+
+
+@pytest.mark.parametrize("room", [100])
+async def test_jobs_that_wait_for_one_dataset_share_its_prefetch(
+    everything: tuple[Admin, Warmer, Stager], tmp_path: Path
+) -> None:
+    admin, _, stager = everything
+    for _ in range(3):
+        await stager.look([job(number, "imagenet", staged=True) for number in (1, 2, 3)])
+    assert admin.asked == ["s3://train/imagenet/"]
+    assert told(tmp_path, 1, 2, 3) == ["0.5000"] * 3
+
+
+@pytest.mark.parametrize("room", [0])
+async def test_what_there_is_no_room_for_now_is_not_staged(
+    everything: tuple[Admin, Warmer, Stager], tmp_path: Path
+) -> None:
+    admin, _, stager = everything
+    await stager.look([job(1, "imagenet", staged=True)])
+    assert told(tmp_path, 1) == ["0.0000"]
+    admin.room = 10
+    await stager.look([job(1, "imagenet", staged=True)])
+    assert told(tmp_path, 1) == ["0.5000"]
+
+
+@pytest.mark.parametrize("room", [2])
+async def test_where_there_is_no_more_room_the_others_are_not_asked_for(
+    everything: tuple[Admin, Warmer, Stager],
+) -> None:
+    admin, warmer, _ = everything
+    await warmer.look([job(number, f"d{number}", staged=False) for number in range(50)])
+    assert len(admin.asked) == 3
+
+
+def told(folder: Path, *ids: int) -> Sequence[str]:
+    return [(folder / str(each)).read_text().split()[0] for each in ids]

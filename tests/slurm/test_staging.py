@@ -1,0 +1,109 @@
+"""A job that asks for it is held until its data is staged, and no longer."""
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.fleet import until
+from tests.slurm.placed import Placed
+
+COLD = "s3://train/cold"
+_SCRIPT = Path(__file__).parents[2] / "scheduler_plugin" / "site" / "burst_buffer.lua"
+
+
+class _Staged(Placed):
+    """With `burst_buffer/lua`, as `feedrack-affinity install --burst-buffer` sets it up."""
+
+    def _install(self) -> None:
+        super()._install()
+        script = _SCRIPT.read_text().replace("@STAGED@", str(self.site / "staged"))
+        (self.slurm.etc / "burst_buffer.lua").write_text(
+            script.replace("@MOST_WAIT_MINUTES@", "1440")
+        )
+        (self.slurm.etc / "burst_buffer.conf").write_text("Directive=FEEDRACK\n")
+        self.slurm.settings["BurstBufferType"] = "burst_buffer/lua"
+
+    def submit(self, *lines: str, dataset: str = COLD) -> str:
+        """A job of a user's: Slurm stages nothing for root."""
+        script = "\n".join(("#!/bin/sh", *lines, "true"))
+        return self.slurm.sbatch(
+            "--export=NONE", f"--comment=dataset={dataset}", script=script, user="nobody"
+        )
+
+    def file(self, job: str) -> Path:
+        return self.site / "staged" / job
+
+    def tell(self, job: str, part: str) -> None:
+        """In the daemon's place."""
+        self.file(job).write_text(f"{part} {int(time.time())}\n")
+        os.utime(self.file(job), (1.0, 1.0))
+
+    def was_read(self, job: str) -> bool:
+        """Since it was told: reading brings the time of the last reading up to now."""
+        return self.file(job).stat().st_atime > 2.0
+
+
+@pytest.fixture(scope="module")
+def cluster(slurm_is_there: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Placed]:
+    with _Staged(tmp_path_factory.mktemp("staged"), gateways=("n1", "n4")) as placed:
+        yield placed
+
+
+@pytest.fixture
+def staged(placed: Placed) -> _Staged:
+    assert isinstance(placed, _Staged)
+    return placed
+
+
+def test_a_job_starts_once_its_data_is_in_a_rack(staged: _Staged) -> None:
+    staged.put(COLD)
+    job = staged.submit("#FEEDRACK stage=1 wait=5")
+    staged.slurm.wait(job, "COMPLETED", seconds=60)
+    prefetches = staged.fleet.ask(0, f"/v1/prefetch?job={job}")["prefetches"]
+    # The last is the first; where the job started in another rack that was warmed too.
+    assert {each["dataset"] for each in prefetches} == {f"{COLD}/"}
+    assert prefetches[-1]["bytes"]["done"] == 4 * 2 * 64 * 1024
+    # What was told of it is cleared away.
+    until(lambda: not staged.file(job).exists(), what="its file stays")
+
+
+def test_it_waits_for_as_much_as_it_asks_for(staged: _Staged) -> None:
+    staged.signal_daemon(signal.SIGSTOP)
+    try:
+        job = staged.submit("#FEEDRACK stage=0.9 wait=5")
+        until(
+            lambda: staged.slurm.job(job)["Reason"] == "BurstBufferStageIn",
+            what="it is not held",
+        )
+        staged.tell(job, "0.8999")
+        # The script has looked once the file has been read after it was put there.
+        until(lambda: staged.was_read(job), what="nobody reads what is told")
+        assert staged.slurm.state(job) == "PENDING"
+        staged.tell(job, "0.9")
+        staged.slurm.wait(job, "COMPLETED", seconds=30)
+    finally:
+        staged.signal_daemon(signal.SIGCONT)
+
+
+def test_what_does_not_exist_is_not_waited_for(staged: _Staged) -> None:
+    job = staged.submit("#FEEDRACK stage=1 wait=30", dataset="s3://nobucket/x")
+    staged.slurm.wait(job, "COMPLETED", seconds=60)
+
+
+def test_a_job_without_the_line_is_not_held(staged: _Staged) -> None:
+    job = staged.submit()
+    staged.slurm.wait(job, "COMPLETED", seconds=30)
+    assert not staged.file(job).exists()
+
+
+def test_a_wait_ends_by_itself(staged: _Staged) -> None:
+    staged.signal_daemon(signal.SIGSTOP)
+    try:
+        job = staged.submit("#FEEDRACK stage=1 wait=0")
+        staged.slurm.wait(job, "COMPLETED", seconds=30)
+    finally:
+        staged.signal_daemon(signal.SIGCONT)
