@@ -16,6 +16,7 @@ from scheduler_plugin.facts import (
     values,
 )
 from scheduler_plugin.places import Places
+from scheduler_plugin.slurm.records import expand_hosts
 
 # Slurm's commands try for nine seconds where no controller listens.
 _ANSWER_SECONDS = 15
@@ -57,9 +58,8 @@ class Slurm:
         return None if text is None else parse_features(text)
 
     def nodes_of(self, host_list: str) -> list[str] | None:
-        """The names that `n[1-4]` stands for."""
-        text = self.ask("scontrol", "show", "hostnames", host_list)
-        return None if text is None else text.split()
+        """The names that `n[1-4]` stands for; None where it stands for none."""
+        return list(expand_hosts(host_list)) or None
 
     def racks(self, said: Sequence[str], *, answers: bool = True) -> dict[str, str]:
         """Nodes to racks: as `NAME=NODES` says, and for others as the topology does, if the
