@@ -6,7 +6,7 @@
 * warming: after each look at the queue, what is to be brought in;
 * requests: jobs that have just been given their nodes, from the controller's prolog.
 
-Whatever fails is tried again at its next turn, and said once.
+Whatever fails is tried again at its next turn, and said once for each reason.
 """
 
 import asyncio
@@ -87,7 +87,8 @@ class Daemon:
         self._warming = asyncio.Lock()
         self._asking_seconds = 0.0
         self._listening_seconds = 0.0
-        self._failing: set[str] = set()
+        # What fails, and why it did when that was last said.
+        self._failing: dict[str, str] = {}
         # Said once each, for as long as they are wanted.
         self._refused: set[Step] = set()
 
@@ -203,13 +204,13 @@ class Daemon:
         try:
             await step()
         except Exception as error:
-            if what not in self._failing:
+            if self._failing.get(what) != str(error):
                 # What nobody thought of comes with where it happened. It ends no loop either: some
                 # user's job may be the cause, and the others' are not to suffer from it.
                 unexpected = not isinstance(error, _TROUBLE)
                 log.warning(f"{what} failed", reason=str(error), exc_info=unexpected)
-            self._failing.add(what)
+            self._failing[what] = str(error)
             return
         if what in self._failing:
             log.info(f"{what} works again")
-            self._failing.discard(what)
+            del self._failing[what]

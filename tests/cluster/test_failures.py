@@ -321,7 +321,9 @@ def test_without_its_origin_what_is_fresh_is_served_and_all_else_refused(
     until(lambda: all(_tier(thing, number) in ("disk", "rack", "remote") for number in range(3)))
     for number in range(3):
         fleet.cut(number, "origin", mode)
-    assert [thing.get(number) for number in range(3)] == [LARGE] * 3
+    # A node that is slow to answer may be passed over for the origin: then an answer breaks off.
+    for number in range(3):
+        until(lambda number=number: _served(thing, number), what="it is not served")  # type: ignore[misc]
     with pytest.raises(ClientError, match="ServiceUnavailable"), within():
         Object(fleet, f"{thing.key} never").get(1)
     assert thing.refuses_put(1, b"2")
@@ -335,6 +337,16 @@ def test_without_its_origin_what_is_fresh_is_served_and_all_else_refused(
 def as_root() -> None:
     if os.geteuid() != 0:
         absent("mount", "mounting a tmpfs needs root")
+
+
+def _served(thing: Object, number: int) -> bool:
+    """The whole of it; never another."""
+    try:
+        found = thing.get(number)
+    except (BotoCoreError, ClientError):
+        return False
+    assert found == LARGE
+    return True
 
 
 def _tier(thing: Object, number: int) -> str | None:

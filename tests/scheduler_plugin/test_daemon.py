@@ -76,7 +76,7 @@ async def test_what_nobody_thought_of_ends_no_loop(
     monkeypatch.setattr(daemon._warmer, "look", fail)
     running = asyncio.create_task(daemon.run())
     async with asyncio.timeout(10):
-        while not queue.changed or not {"ranking", "warming"} <= daemon._failing:
+        while not queue.changed or not {"ranking", "warming"} <= daemon._failing.keys():
             await asyncio.sleep(0.01)
     assert not running.done()
     running.cancel()

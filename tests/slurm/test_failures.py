@@ -361,7 +361,7 @@ def test_a_folder_that_others_may_write_to_is_not_written_to(failing: Placed, fo
     failing.start_daemon()
     failing.await_first(IMAGES, "n4")
     folder.chmod(0o777)
-    _until_said(failing, "others may write to it")
+    _until_said(failing, "others may look into it, or write to it")
     until(lambda: _is_stale(failing), what="it is written to")
     assert _starts_at_once(failing).said["did"] == "nothing"
     folder.chmod(0o700)

@@ -56,6 +56,8 @@ def cluster(slurm_is_there: None, tmp_path_factory: pytest.TempPathFactory) -> I
 @pytest.fixture
 def staged(placed: Placed) -> _Staged:
     assert isinstance(placed, _Staged)
+    # The daemon makes it, and is not to be stopped before.
+    until((placed.site / "staged").is_dir, what="the daemon never starts")
     return placed
 
 
