@@ -6,7 +6,8 @@
 set -eu
 suite=$1
 folder=$2
-mirror=${DEBIAN_MIRROR:-http://deb.debian.org/debian}
+# Without one debootstrap takes its own.
+mirror=${DEBIAN_MIRROR:-}
 packages=slurmctld,slurmd,slurm-client,munge,slurm-wlm-basic-plugins,libslurm-dev,gcc,libc6-dev,lua5.1
 made="$suite $packages"
 mark="$folder/etc/feedrack-root"
@@ -21,7 +22,7 @@ mkdir -p "$folder"
 log=$folder.log
 # In a mount namespace of its own: if it breaks off, no /proc stays mounted in the folder.
 if ! unshare --mount debootstrap --variant=minbase --include="$packages" \
-    "$suite" "$folder" "$mirror" >"$log" 2>&1; then
+    "$suite" "$folder" ${mirror:+"$mirror"} >"$log" 2>&1; then
     tail -n 20 "$log" >&2
     exit 1
 fi
