@@ -47,10 +47,6 @@ class Dataset(Struct, frozen=True, order=True):
         """As the gateways are asked for it."""
         return f"s3://{self.bucket}/{self.prefix}"
 
-    def holds(self, other: "Dataset") -> bool:
-        """Whether all objects of the other are its own too."""
-        return self.bucket == other.bucket and other.prefix.startswith(self.prefix)
-
 
 def parse_dataset(text: str) -> Dataset:
     """The dataset that one name of a hint stands for. BadHint. Bytes that are not UTF-8 come as

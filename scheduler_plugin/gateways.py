@@ -34,16 +34,6 @@ class Refused(GatewaysUnavailable):
     """What was asked for is nothing they know, such as a bucket; asking again is no use."""
 
 
-class Prefetch(Struct, frozen=True):
-    """One that was asked for, as far as this side cares."""
-
-    id: str
-    dataset: str | None = None
-    racks: Sequence[str] = ()
-    job: str = ""
-    state: str = ""
-
-
 class Progress(Struct, frozen=True):
     """How far a prefetch is: bytes found, brought in, and given up; `listed` once all are found."""
 
@@ -79,10 +69,6 @@ class _Held(Struct):
     dataset: str
     nodes: list[_HeldNode]
     readers: list[str] = []
-
-
-class _Prefetches(Struct):
-    prefetches: list[Prefetch]
 
 
 class _Created(Struct):
@@ -141,10 +127,6 @@ class Gateways:
     async def progress(self, id_: str) -> Progress:
         """How far one is. Refused where it is not known, or ended more than an hour ago."""
         return await self._ask("GET", f"/v1/prefetch/{id_}", Progress)
-
-    async def prefetches(self) -> Sequence[Prefetch]:
-        """Those that run, and those that ended within the hour."""
-        return (await self._ask("GET", "/v1/prefetch", _Prefetches)).prefetches
 
     async def set_priority(self, id_: str, priority: int) -> None:
         """Nothing where it has ended."""

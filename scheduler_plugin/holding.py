@@ -83,15 +83,19 @@ def decide(
 
 def bound_by(job: Job) -> Wait | None:
     """The wait that a job is bound by now; None where it is not."""
-    hint = hint_of(job) if job.state == "pending" else None
-    wait = hint.wait if hint is not None else None
-    return wait if wait is not None and is_bound(job, wait) else None
+    return _carried(job) if job.state == "pending" else None
 
 
 def may_be_bound(job: Job) -> bool:
     """Whether it is bound, or would be if it were put back into the queue."""
+    return _carried(job) is not None
+
+
+def _carried(job: Job) -> Wait | None:
+    """The wait whose places are its constraint, whatever its state."""
     hint = hint_of(job)
-    return hint is not None and hint.wait is not None and is_bound(job, hint.wait)
+    wait = hint.wait if hint is not None else None
+    return wait if wait is not None and is_bound(job, wait) else None
 
 
 class Bounds:

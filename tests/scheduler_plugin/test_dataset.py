@@ -90,10 +90,3 @@ def test_a_value_of_a_comment_is_one_word_and_comes_back(text: str) -> None:
     assert word.isascii()
     assert not set(word) & set(" \t\n=\"'\\")
     assert decode_value(word) == text
-
-
-def test_a_folder_holds_what_is_below_it() -> None:
-    train = Dataset("train", "a")
-    assert train.holds(Dataset("train", "a/b"))
-    assert not train.holds(Dataset("train", "ab"))
-    assert Dataset("train", "").holds(train)

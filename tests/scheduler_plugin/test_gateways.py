@@ -147,7 +147,7 @@ async def test_what_has_ended_need_not_be_called_off() -> None:
 @given(body=st.binary(max_size=200), status=st.sampled_from([200, 202, 204, 301, 404, 500]))
 async def test_any_answer_is_understood_or_refused(body: bytes, status: int) -> None:
     async with admin_port(answering(body, status)) as url, Gateways([url], "t") as gateways:
-        for ask in (gateways.members, gateways.counted, gateways.prefetches):
+        for ask in (gateways.members, gateways.counted):
             try:
                 await ask()
             except GatewaysUnavailable:
