@@ -123,7 +123,7 @@ class Daemon:
         hints = self._see(self._jobs)
         self._news.set()
         waits = any(hint.wait for hint in hints)
-        hosts: Sequence[Host] | None = await self._slurm.hosts() if waits else None
+        hosts = await self._hosts() if waits else None
         steps = list(decide(self._jobs, time.time(), hosts=hosts))
         if await self._slurm.release() < STRICT_FROM:
             # There a preference is never why a job is given up, and is better left as it is.
@@ -135,6 +135,14 @@ class Daemon:
         if binds or any(map(may_be_bound, self._jobs)):
             await self._guard.ensure()
         await self._take_all(binds)
+
+    async def _hosts(self) -> Sequence[Host] | None:
+        """None where they are not told: what is due is let go all the same."""
+        try:
+            return await self._slurm.hosts()
+        except SlurmUnavailable as error:
+            log.warning("hosts not told", reason=str(error))
+            return None
 
     async def _take_all(self, steps: Iterable[Step]) -> None:
         """As many as can be taken before what they were decided by is old."""

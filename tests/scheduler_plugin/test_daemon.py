@@ -11,7 +11,7 @@ from scheduler_plugin.config import parse
 from scheduler_plugin.daemon import Daemon
 from scheduler_plugin.gateways import Gateways
 from scheduler_plugin.guard import GuardMissing
-from scheduler_plugin.slurm.model import Job
+from scheduler_plugin.slurm.model import Host, Job, SlurmUnavailable
 from tests.scheduler_plugin.guards import guards
 from tests.scheduler_plugin.jobs import PLACES, Queue, waiting
 
@@ -44,6 +44,22 @@ async def test_without_a_guard_none_is_bound_and_all_are_let_go(
     assert queue.changed == [2]
     assert queue.by_id[1].features == ""
     assert queue.by_id[3].features == PLACES
+
+
+async def test_what_is_due_is_let_go_though_nothing_is_known_of_hosts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = Queue(waiting(2, bound=time.time() - 60, is_bound=True))
+
+    async def hosts() -> Sequence[Host]:
+        raise SlurmUnavailable("scontrol: no answer in 20 s")
+
+    monkeypatch.setattr(queue, "hosts", hosts)
+    await daemon_of(queue, tmp_path)._look()
+    assert queue.changed == [2]
+    for guard in guards(tmp_path / "state" / "guard.lock"):
+        guard.kill()
+        guard.wait(10)
 
 
 async def test_while_a_job_is_bound_there_is_a_guard(tmp_path: Path) -> None:
