@@ -1,1 +1,2 @@
-"""Objects over RDMA. Filled by an issue to come."""
+"""Payloads over RDMA (docs/rdma.md). What both ends share, `token`, `wire`, `device` and `verbs`,
+imports nothing else of the gateway; `feedrack.rdma` is the other end."""
