@@ -138,6 +138,24 @@ class ClusterConfig(Section, frozen=True):
     rack_aware: bool = True
 
 
+class RdmaConfig(Section, frozen=True):
+    """Payloads past the sockets, where a device is there (docs/rdma.md)."""
+
+    mode: Literal["auto", "off", "required"] = "auto"
+    # Which device, port and GID; else the first active port, and its best RoCE v2 GID.
+    device: Name | None = None
+    port: Annotated[int, Meta(ge=1, le=255)] | None = None
+    gid_index: Annotated[int, Meta(ge=0, le=65_535)] | None = None
+    # Registered, and so locked in memory.
+    buffers: Bytes = Bytes(64 * 1024**2)
+    sessions: Annotated[int, Meta(ge=1, le=65_536)] = 1024
+    sessions_per_tenant: Annotated[int, Meta(ge=1, le=65_536)] = 256
+    # Pieces of 1 MiB under way on one session.
+    depth: Annotated[int, Meta(ge=1, le=256)] = 16
+    transfer_timeout_seconds: Annotated[float, Meta(gt=0)] = 30.0
+    idle_seconds: Annotated[float, Meta(gt=0)] = 300.0
+
+
 class DirectoryOriginConfig(Section, frozen=True, tag="directory", tag_field="type"):
     path: Path
 
@@ -193,6 +211,7 @@ class Config(Section, frozen=True):
     admin: AdminConfig = AdminConfig()
     cache: CacheConfig = CacheConfig()
     cluster: ClusterConfig | None = None
+    rdma: RdmaConfig = RdmaConfig()
     log: LogConfig = LogConfig()
     origins: dict[Name, OriginConfig] = field(default_factory=dict)
     buckets: dict[str, BucketConfig] = field(default_factory=dict)
@@ -326,6 +345,8 @@ def _check(config: Config) -> None:
         raise ConfigError("cache.chunk_size: a multiple of 64KiB is needed")
     if cache.small_object_limit > cache.chunk_size:
         raise ConfigError("cache.small_object_limit: at most cache.chunk_size")
+    if config.rdma.buffers < 4 * 1024**2:
+        raise ConfigError("rdma.buffers: at least 4MiB")
     if cache.capacity < 8 * cache.chunk_size:
         raise ConfigError("cache.capacity: at least eight times cache.chunk_size")
     if config.cluster is not None:

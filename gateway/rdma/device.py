@@ -92,6 +92,11 @@ class Device(Protocol):
     def max_message_bytes(self) -> int: ...
 
     @property
+    def max_completions(self) -> int:
+        """How many work requests may be under way on all queue pairs together."""
+        ...
+
+    @property
     def descriptor(self) -> int:
         """Readable once there are completions; `completions` takes them, and arms it again."""
         ...
@@ -101,8 +106,11 @@ class Device(Protocol):
         Memory that cannot be written must not be `remote`. VerbFailed."""
         ...
 
-    def register_address(self, address: int, size_bytes: int, *, remote: bool) -> Registration:
-        """As `register`, of memory given by its address."""
+    def register_address(
+        self, address: int, size_bytes: int, *, remote: bool, writable: bool = True
+    ) -> Registration:
+        """As `register`, of memory given by its address. Not `writable`: it is only ever read, by
+        this device."""
         ...
 
     def register_dmabuf(

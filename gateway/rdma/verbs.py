@@ -101,9 +101,9 @@ class VerbsDevice:
             before = _event_descriptors()
             self._channel = self._opened(library.cq.CompChannel(self._context))
             self.descriptor = _descriptor(self._channel, before)
-            entries = min(_CQ_ENTRIES, self._context.query_device().max_cqe)
+            self.max_completions = min(_CQ_ENTRIES, int(self._context.query_device().max_cqe))
             self._queue = self._opened(
-                library.cq.CQ(self._context, entries, None, self._channel, 0)
+                library.cq.CQ(self._context, self.max_completions, None, self._channel, 0)
             )
             self._queue.req_notify()
         except (library.Error, OSError) as error:
@@ -120,7 +120,6 @@ class VerbsDevice:
             "infiniband" if int(attributes.link_layer) == _LINK_INFINIBAND else "ethernet"
         )
         self._read_depth = max(1, min(16, int(self._context.query_device().max_qp_rd_atom)))
-        self._unacknowledged = 0
 
     def register(self, memory: memoryview, *, remote: bool) -> "VerbsRegistration":
         """As `Device.register`."""
@@ -314,9 +313,7 @@ class VerbsRegistration:
 class VerbsPair:
     """A `Pair` of libibverbs."""
 
-    def __init__(
-        self, library: _Library, device: VerbsDevice, depth: int, *, remote: bool
-    ) -> None:
+    def __init__(self, library: _Library, device: VerbsDevice, depth: int, *, remote: bool) -> None:
         self._library = library
         self._device = device
         self._remote = remote

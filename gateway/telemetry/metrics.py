@@ -108,6 +108,23 @@ class Metrics:
         )
         self.fills_in_flight = gauge("fills_in_flight", "Spans being filled now.")
         self.evicted_bytes = counter("evicted_bytes_total", "Bytes evicted from the cache.")
+        self.rdma_sessions = state("rdma_sessions", "Clients connected by RDMA.")
+        self.rdma_sessions_ended = counter(
+            "rdma_sessions_ended_total", "Connections by RDMA that ended.", "reason"
+        )
+        self.rdma_transfers = counter(
+            "rdma_transfers_total",
+            "Payloads that were to move by RDMA, by what became of that.",
+            "operation",
+            "outcome",
+        )
+        self.rdma_bytes = counter("rdma_bytes_total", "Bytes moved by RDMA.", "operation")
+        self.rdma_fallbacks = counter(
+            "rdma_fallbacks_total",
+            "Requests that came over HTTP from clients that have RDMA, by why.",
+            "reason",
+        )
+        self.rdma_buffers_free = state("rdma_buffers_free", "Registered buffers nobody has.")
         self.members = state("members", "Nodes alive in the cluster.")
         self.lease_seconds = state(
             "lease_seconds", "What is left of this node's lease on what it remembers; 0: none."

@@ -1,0 +1,210 @@
+"""This node's side of RDMA: its device, its buffers, and the sessions of its clients."""
+
+import asyncio
+import time
+from collections.abc import Callable
+
+import structlog
+
+from gateway.config import RdmaConfig
+from gateway.rdma import verbs
+from gateway.rdma.buffers import BufferPool
+from gateway.rdma.device import Device, RdmaUnavailable, VerbFailed
+from gateway.rdma.lines import Completions, Line, LineFailed
+from gateway.rdma.sessions import Session, SessionTable, TooManySessions
+from gateway.rdma.token import BadToken, Token
+from gateway.rdma.transfers import Transfer
+from gateway.rdma.wire import PairAddress, Prepared
+from gateway.telemetry.metrics import Metrics
+
+log = structlog.get_logger()
+
+# How often sessions are looked after, and after how long at rest a client is asked for a sign of
+# life.
+_SWEEP_SECONDS = 1.0
+_KNOCK_SECONDS = 15.0
+
+# Connecting asks the kernel for the way to an address, which may take a second if there is none, and
+# keeps everybody waiting.
+_PENALTY_SECONDS = 10.0
+
+OpenDevice = Callable[[str | None, int | None, int | None], Device]
+
+
+class RdmaServer:
+    """Queue pairs for tenants, and transfers over them. Without a device it declines everything."""
+
+    def __init__(
+        self,
+        config: RdmaConfig,
+        metrics: Metrics,
+        *,
+        open_device: OpenDevice = verbs.open_device,
+        now: Callable[[], float] = time.monotonic,
+        sweep_seconds: float = _SWEEP_SECONDS,
+        knock_seconds: float = _KNOCK_SECONDS,
+    ) -> None:
+        self._config = config
+        self._metrics = metrics
+        self._open_device = open_device
+        self._now = now
+        self._sweep_seconds = sweep_seconds
+        self._device: Device | None = None
+        self._pool: BufferPool | None = None
+        self._completions: Completions | None = None
+        self._sweeper: asyncio.Task[None] | None = None
+        self._knocks: set[asyncio.Task[None]] = set()
+        self._lines: set[Line] = set()
+        # Tenants whose last connection failed, and until when they are not listened to.
+        self._not_before: dict[str, float] = {}
+        self._table = SessionTable(
+            most=config.sessions,
+            most_per_tenant=config.sessions_per_tenant,
+            idle_seconds=config.idle_seconds,
+            knock_seconds=knock_seconds,
+        )
+        # Why there is none; None while there is.
+        self.reason: str | None = "not started"
+
+    async def start(self) -> None:
+        """Opens the device, and says once if there is none. RdmaUnavailable where it is required."""
+        config = self._config
+        if config.mode == "off":
+            self.reason = "switched off"
+            return
+        try:
+            device = await asyncio.to_thread(
+                self._open_device, config.device, config.port, config.gid_index
+            )
+            self._device = device
+            self._pool = await asyncio.to_thread(BufferPool, device, config.buffers)
+        except (RdmaUnavailable, VerbFailed) as error:
+            self.reason = str(error)
+            if self._device is not None:
+                self._device.close()
+                self._device = None
+            if config.mode == "required":
+                raise RdmaUnavailable(self.reason) from error
+            log.info("no rdma", reason=self.reason)
+            return
+        self.reason = None
+        self._completions = Completions(device)
+        self._sweeper = asyncio.create_task(self._sweep())
+        log.info("rdma", device=device.name, buffers=self._pool.count)
+
+    @property
+    def available(self) -> bool:
+        """Whether sessions can be had."""
+        return self.reason is None
+
+    def prepare(self, tenant: str, peer: PairAddress) -> Prepared:
+        """A session whose queue pair expects `peer`. TooManySessions, VerbFailed,
+        RdmaUnavailable."""
+        device, completions, depth = self._device, self._completions, self._config.depth
+        if device is None or completions is None:
+            raise RdmaUnavailable(self.reason or "there is no device")
+        self._table.check_room(tenant)
+        self._lines = {line for line in self._lines if not line.over}
+        if (len(self._lines) + 1) * depth > device.max_completions:
+            raise TooManySessions("the device's completion queue has no room for one more")
+        if self._now() < self._not_before.get(tenant, 0.0):
+            raise TooManySessions(f"{tenant} could not be connected a moment ago")
+        pair = device.pair(depth=depth, remote=False)
+        try:
+            pair.connect(peer)
+        except VerbFailed:
+            pair.close()
+            self._not_before[tenant] = self._now() + _PENALTY_SECONDS
+            raise
+        line = Line(completions, pair, depth, on_failure=lambda why: self._ended(session, why))
+        session = Session(tenant, line, peer, self._now())
+        self._lines.add(line)
+        self._table.add(session)
+        self._metrics.rdma_sessions.set(len(self._table))
+        return Prepared(session.id, pair.address, self._config.idle_seconds)
+
+    def ready(self, tenant: str, id_: str) -> bool:
+        """The client's end is there; False where there is no such session of the tenant's."""
+        session = self._table.find(id_, tenant)
+        if session is None:
+            return False
+        session.state = "ready"
+        session.since = self._now()
+        return True
+
+    def cancel(self, tenant: str, id_: str) -> None:
+        """Ends a session of the tenant's; none is no error."""
+        session = self._table.find(id_, tenant)
+        if session is not None:
+            session.line.fail("cancelled")
+
+    def claim(self, tenant: str, token: Token) -> Transfer | None:
+        """The transfer that the token stands for; None where this node has no such session of the
+        tenant's. BadToken where it was used before."""
+        session, pool = self._table.find(token.session, tenant), self._pool
+        if session is None or pool is None or session.state != "ready":
+            return None
+        if not session.used.use(token.sequence):
+            raise BadToken("its number was used before")
+        session.transfers += 1
+
+        def over() -> None:
+            session.transfers -= 1
+            session.since = self._now()
+
+        return Transfer(
+            session, token, pool, timeout_seconds=self._config.transfer_timeout_seconds, on_end=over
+        )
+
+    async def close(self) -> None:
+        """Ends all sessions, and returns once the device is through with everything."""
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+            await asyncio.gather(self._sweeper, *self._knocks, return_exceptions=True)
+        await asyncio.gather(*(line.close() for line in list(self._lines)))
+        if self._completions is not None:
+            self._completions.close()
+        if self._pool is not None:
+            self._pool.close()
+        if self._device is not None:
+            self._device.close()
+        self._device = None
+        self.reason = "closed"
+
+    def _ended(self, session: Session, reason: str) -> None:
+        if session.state != "ended":
+            self._table.remove(session)
+            self._metrics.rdma_sessions.set(len(self._table))
+            self._metrics.rdma_sessions_ended.labels(_kind(reason)).inc()
+            log.info("rdma session ended", tenant=session.tenant, reason=reason)
+
+    async def _sweep(self) -> None:
+        while True:
+            await asyncio.sleep(self._sweep_seconds)
+            now = self._now()
+            for session, reason in self._table.overdue(now):
+                session.line.fail(reason)
+            for session in self._table.resting(now):
+                session.knocked = now
+                task = asyncio.create_task(_knock(session, self._config.transfer_timeout_seconds))
+                self._knocks.add(task)
+                task.add_done_callback(self._knocks.discard)
+            if self._pool is not None:
+                self._metrics.rdma_buffers_free.set(self._pool.free)
+
+
+async def _knock(session: Session, timeout_seconds: float) -> None:
+    """Asks a client for a sign of life; its line fails where there is none."""
+    try:
+        future = await session.line.knock()
+    except LineFailed:
+        return
+    await asyncio.wait((future,), timeout=timeout_seconds)
+    if not future.done():
+        session.line.fail("no sign of life")
+
+
+def _kind(reason: str) -> str:
+    """The reason as a label: one of few."""
+    known = ("never ready", "not used", "cancelled", "closed", "no sign of life")
+    return reason if reason in known else "failed"

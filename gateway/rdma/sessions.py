@@ -1,0 +1,98 @@
+"""Who has a queue pair to this node, and for how long. Times are handed in; nothing here waits."""
+
+import secrets
+from collections.abc import Iterator
+from typing import Literal
+
+from gateway.rdma.lines import Line
+from gateway.rdma.token import SESSION_DIGITS, UsedNumbers
+from gateway.rdma.wire import PairAddress
+
+State = Literal["preparing", "ready", "ended"]
+
+# How long a client may take from `prepare` to `ready`.
+PREPARE_SECONDS = 10.0
+
+
+class TooManySessions(Exception):
+    """This tenant, or all of them, have as many as they may."""
+
+
+class Session:
+    """One client's connection. `peer` is its end; `transfers` are under way."""
+
+    __slots__ = ("id", "knocked", "line", "peer", "since", "state", "tenant", "transfers", "used")
+
+    def __init__(self, tenant: str, line: Line, peer: PairAddress, now: float) -> None:
+        self.id = secrets.token_hex(SESSION_DIGITS // 2)
+        self.tenant = tenant
+        self.line = line
+        self.peer = peer
+        self.state: State = "preparing"
+        # When it came to this state, or was used last.
+        self.since = now
+        # When its client was last asked whether it is still there.
+        self.knocked = now
+        self.used = UsedNumbers()
+        self.transfers = 0
+
+
+class SessionTable:
+    """All sessions of a node: at most `most`, and `most_per_tenant` of one tenant."""
+
+    def __init__(
+        self, *, most: int, most_per_tenant: int, idle_seconds: float, knock_seconds: float
+    ) -> None:
+        self._most = most
+        self._most_per_tenant = most_per_tenant
+        self._idle_seconds = idle_seconds
+        self._knock_seconds = knock_seconds
+        self._sessions: dict[str, Session] = {}
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    def __iter__(self) -> Iterator[Session]:
+        return iter(list(self._sessions.values()))
+
+    def check_room(self, tenant: str) -> None:
+        """Nothing where this tenant may have one more. TooManySessions."""
+        if len(self._sessions) >= self._most:
+            raise TooManySessions(f"this node has {self._most} RDMA sessions already")
+        own = sum(each.tenant == tenant for each in self._sessions.values())
+        if own >= self._most_per_tenant:
+            raise TooManySessions(f"{tenant} has {own} RDMA sessions already")
+
+    def add(self, session: Session) -> None:
+        self._sessions[session.id] = session
+
+    def find(self, id_: str, tenant: str) -> Session | None:
+        """A tenant's own session; another's is as good as none."""
+        session = self._sessions.get(id_)
+        return session if session is not None and session.tenant == tenant else None
+
+    def remove(self, session: Session) -> None:
+        """It has ended. Safe to call twice."""
+        session.state = "ended"
+        self._sessions.pop(session.id, None)
+
+    def overdue(self, now: float) -> list[tuple[Session, str]]:
+        """The sessions that are to end, and why."""
+        found = []
+        for each in self._sessions.values():
+            for_seconds = now - each.since
+            if each.state == "preparing" and for_seconds >= PREPARE_SECONDS:
+                found.append((each, "never ready"))
+            elif each.state == "ready" and not each.transfers and for_seconds >= self._idle_seconds:
+                found.append((each, "not used"))
+        return found
+
+    def resting(self, now: float) -> list[Session]:
+        """The sessions of which nothing was heard for so long that their clients are to be asked."""
+        return [
+            each
+            for each in self._sessions.values()
+            if each.state == "ready"
+            and each.line.at_rest
+            and now - max(each.since, each.knocked) >= self._knock_seconds
+        ]

@@ -1,0 +1,347 @@
+"""One request's payload on its way between this node's buffers and a client's memory.
+
+Pieces are pipelined: as many are under way as the line and the pool allow, and a piece's buffer is
+free again with its completion. A transfer that fails, or makes no progress for `timeout_seconds`,
+fails its line, so that nothing of it is under way once its client hears of it.
+"""
+
+import asyncio
+import contextlib
+import os
+from collections import deque
+from collections.abc import Callable
+
+from gateway.rdma.buffers import Buffer, BufferPool
+from gateway.rdma.lines import Line, LineFailed
+from gateway.rdma.sessions import Session
+from gateway.rdma.token import Token
+
+# Ahead of whoever takes what is read. It holds on to memory that others could use.
+_READ_AHEAD = 4
+
+Future = asyncio.Future[str | None]
+
+
+class TransferFailed(Exception):
+    """It broke off, and its session has ended. The message says why."""
+
+
+class MemoryTooSmall(Exception):
+    """The client's memory has no room for what is to be written."""
+
+    def __init__(self, needed_bytes: int, given_bytes: int) -> None:
+        super().__init__(f"{needed_bytes} bytes do not fit in {given_bytes}")
+        self.needed_bytes = needed_bytes
+
+
+class Transfer:
+    """The right to use one token's memory once: to write to it, or to read it. `close` must be
+    called."""
+
+    def __init__(
+        self,
+        session: Session,
+        token: Token,
+        pool: BufferPool,
+        *,
+        timeout_seconds: float,
+        on_end: Callable[[], None],
+    ) -> None:
+        self.token = token
+        self._session = session
+        self._line: Line = session.line
+        self._pool = pool
+        self._timeout_seconds = timeout_seconds
+        self._on_end = on_end
+        self._closed = False
+        self._under_way: deque[Future] = deque()
+        # What is gathered for the next piece to be written, and where it is to go.
+        self._gathered: Buffer | None = None
+        self._gathered_bytes = 0
+        self.moved_bytes = 0
+
+    # Writing to the client's memory
+
+    @property
+    def position(self) -> int:
+        """Where the next byte goes, from the beginning of the memory."""
+        return self.moved_bytes
+
+    @property
+    def room_bytes(self) -> int:
+        """How much more the memory takes."""
+        return self.token.size_bytes - self.moved_bytes
+
+    def check_room(self, size_bytes: int) -> None:
+        """Nothing where so many bytes fit. MemoryTooSmall."""
+        if size_bytes > self.room_bytes:
+            raise MemoryTooSmall(self.moved_bytes + size_bytes, self.token.size_bytes)
+
+    async def write(self, block: bytes | bytearray | memoryview) -> None:
+        """Takes a block, which may be changed afterwards. TransferFailed, MemoryTooSmall."""
+        self.check_room(len(block))
+        rest = memoryview(block)
+        while rest:
+            buffer = await self._buffer()
+            start = self._gathered_bytes
+            size = min(len(rest), self._pool.buffer_bytes - start)
+            buffer.memory[start : start + size] = rest[:size]
+            await self._grow(size)
+            rest = rest[size:]
+
+    async def write_file(self, descriptor: int, offset: int, size_bytes: int) -> None:
+        """Takes bytes of an open file, straight into registered memory. TransferFailed where the
+        file ends early, as for the rest; MemoryTooSmall."""
+        self.check_room(size_bytes)
+        while size_bytes:
+            buffer = await self._buffer()
+            start = self._gathered_bytes
+            room = min(size_bytes, self._pool.buffer_bytes - start)
+            size = await _read_file(descriptor, buffer.memory[start : start + room], offset)
+            if not size:
+                raise TransferFailed("a file ended early")
+            await self._grow(size)
+            offset += size
+            size_bytes -= size
+
+    async def write_region(
+        self, address: int, size_bytes: int, lkey: int, release: Callable[[], None]
+    ) -> None:
+        """Writes registered memory as it lies; `release` once it may be changed, whatever becomes of
+        it. TransferFailed, MemoryTooSmall."""
+        size = self._pool.buffer_bytes
+        # One for each piece, and one for the hand that posts them.
+        left = 1
+
+        def over() -> None:
+            nonlocal left
+            left -= 1
+            if not left:
+                release()
+
+        try:
+            self.check_room(size_bytes)
+            await self._flush()
+            for start in range(0, size_bytes, size):
+                left += 1
+                await self._post(address + start, min(size, size_bytes - start), lkey, over)
+        finally:
+            over()
+
+    async def finish(self) -> int:
+        """Returns once all that was taken is in the client's memory, and how much that was.
+        TransferFailed."""
+        await self._flush()
+        if self.moved_bytes:
+            await self._push_through()
+        await self._drain(0)
+        return self.moved_bytes
+
+    # Reading the client's memory
+
+    def reader(self) -> "MemoryReader":
+        """The whole memory, to be read from its beginning to its end."""
+        return MemoryReader(
+            self._line,
+            self.token,
+            self._pool,
+            timeout_seconds=self._timeout_seconds,
+            fail=self._fail,
+        )
+
+    async def close(self) -> None:
+        """Ends it: after a failure, once nothing can touch the memory any more; else what is under
+        way comes back by itself. Safe to call twice."""
+        if self._closed:
+            return
+        self._closed = True
+        gathered, self._gathered = self._gathered, None
+        if gathered is not None:
+            self._pool.give(gathered)
+        self._on_end()
+        await self._line.settled()
+
+    async def _buffer(self) -> Buffer:
+        """The buffer that the next bytes go to."""
+        if self._gathered is None:
+            self._gathered = await self._take()
+            self._gathered_bytes = 0
+        return self._gathered
+
+    async def _take(self) -> Buffer:
+        buffer = self._pool.take_now()
+        if buffer is not None:
+            return buffer
+        try:
+            async with asyncio.timeout(self._timeout_seconds):
+                return await self._pool.take()
+        except TimeoutError:
+            raise self._fail("no buffer came free") from None
+
+    async def _grow(self, size_bytes: int) -> None:
+        self._gathered_bytes += size_bytes
+        self.moved_bytes += size_bytes
+        if self._gathered_bytes == self._pool.buffer_bytes:
+            await self._flush()
+
+    async def _flush(self) -> None:
+        buffer, size = self._gathered, self._gathered_bytes
+        if buffer is None:
+            return
+        self._gathered = None
+        self.moved_bytes -= size
+        await self._post(buffer.address, size, buffer.lkey, lambda: self._pool.give(buffer))
+
+    async def _post(
+        self, address: int, size_bytes: int, lkey: int, release: Callable[[], None]
+    ) -> None:
+        to = self.token.address + self.moved_bytes
+        try:
+            async with asyncio.timeout(self._timeout_seconds):
+                future = await self._line.write(
+                    address, size_bytes, lkey, to=to, rkey=self.token.rkey, release=release
+                )
+        except TimeoutError:
+            raise self._fail("the client does not take what is sent") from None
+        except LineFailed as error:
+            raise TransferFailed(str(error)) from error
+        self.moved_bytes += size_bytes
+        self._under_way.append(future)
+        # Those that are over tell of failures early.
+        while self._under_way and self._under_way[0].done():
+            await self._drain(len(self._under_way) - 1)
+
+    async def _push_through(self) -> None:
+        """A READ of the last byte: it is answered after every WRITE before it has reached memory,
+        which a WRITE's own completion does not promise."""
+        buffer = await self._take()
+        token = self.token
+        try:
+            future = await self._line.read(
+                buffer.address,
+                1,
+                buffer.lkey,
+                source=token.address + self.moved_bytes - 1,
+                rkey=token.rkey,
+                release=lambda: self._pool.give(buffer),
+            )
+        except LineFailed as error:
+            raise TransferFailed(str(error)) from error
+        try:
+            await self._drain(0)
+            trouble = await self._await(future)
+        except BaseException:
+            if future.done() and future.result() is None:
+                self._pool.give(buffer)
+            future.cancel()
+            raise
+        if trouble is not None:
+            raise TransferFailed(trouble)
+        self._pool.give(buffer)
+
+    async def _drain(self, left: int) -> None:
+        while len(self._under_way) > left:
+            trouble = await self._await(self._under_way.popleft())
+            if trouble is not None:
+                raise TransferFailed(trouble)
+
+    async def _await(self, future: Future) -> str | None:
+        return await _await_piece(future, self._timeout_seconds, self._fail)
+
+    def _fail(self, reason: str) -> TransferFailed:
+        self._line.fail(reason)
+        return TransferFailed(reason)
+
+
+class MemoryReader:
+    """A client's memory as a stream of bytes. `close` must be called."""
+
+    def __init__(
+        self,
+        line: Line,
+        token: Token,
+        pool: BufferPool,
+        *,
+        timeout_seconds: float,
+        fail: Callable[[str], TransferFailed],
+    ) -> None:
+        self._line = line
+        self._token = token
+        self._pool = pool
+        self._timeout_seconds = timeout_seconds
+        self._fail = fail
+        self._asked_bytes = 0
+        self._coming: deque[tuple[Future, Buffer, int]] = deque()
+
+    async def read(self) -> bytes:
+        """The next bytes, b"" after the last. TransferFailed."""
+        if not self._coming:
+            if self._asked_bytes == self._token.size_bytes:
+                return b""
+            await self._ask(await self._take())
+        while len(self._coming) < _READ_AHEAD and self._asked_bytes < self._token.size_bytes:
+            buffer = self._pool.take_now()
+            if buffer is None:
+                break
+            await self._ask(buffer)
+        future, buffer, size = self._coming[0]
+        trouble = await _await_piece(future, self._timeout_seconds, self._fail)
+        self._coming.popleft()
+        if trouble is not None:
+            raise TransferFailed(trouble)
+        block = bytes(buffer.memory[:size])
+        self._pool.give(buffer)
+        return block
+
+    def close(self) -> None:
+        """Ends it; what is under way comes back by itself. Safe to call twice."""
+        while self._coming:
+            future, buffer, _ = self._coming.popleft()
+            if future.done() and not future.cancelled():
+                if future.result() is None:
+                    self._pool.give(buffer)
+            else:
+                future.cancel()
+
+    async def _take(self) -> Buffer:
+        try:
+            async with asyncio.timeout(self._timeout_seconds):
+                return await self._pool.take()
+        except TimeoutError:
+            raise self._fail("no buffer came free") from None
+
+    async def _ask(self, buffer: Buffer) -> None:
+        token, pool = self._token, self._pool
+        size = min(pool.buffer_bytes, token.size_bytes - self._asked_bytes)
+        try:
+            future = await self._line.read(
+                buffer.address,
+                size,
+                buffer.lkey,
+                source=token.address + self._asked_bytes,
+                rkey=token.rkey,
+                release=lambda: pool.give(buffer),
+            )
+        except LineFailed as error:
+            raise TransferFailed(str(error)) from error
+        self._asked_bytes += size
+        self._coming.append((future, buffer, size))
+
+
+async def _await_piece(
+    future: Future, timeout_seconds: float, fail: Callable[[str], TransferFailed]
+) -> str | None:
+    """What became of a piece. `fail` makes it come back where it does not in time."""
+    await asyncio.wait((future,), timeout=timeout_seconds)
+    if not future.done():
+        fail(f"nothing came in {timeout_seconds:g} s")
+        await asyncio.wait((future,))
+    return future.result()
+
+
+async def _read_file(descriptor: int, memory: memoryview, offset: int) -> int:
+    """Reads into memory what the page cache has; in a thread what it has not."""
+    # Not every file system knows how not to wait: those are read in a thread, too.
+    with contextlib.suppress(OSError):
+        return os.preadv(descriptor, (memory,), offset, os.RWF_NOWAIT)
+    return await asyncio.to_thread(os.preadv, descriptor, (memory,), offset)
