@@ -20,7 +20,7 @@ from gateway.telemetry.metrics import Metrics
 
 log = structlog.get_logger()
 
-# How often sessions are looked after, and after how long at rest a client is to give a sign of life.
+# How often sessions are looked after; after how long at rest a client is to give a sign of life.
 _SWEEP_SECONDS = 1.0
 _KNOCK_SECONDS = 15.0
 
