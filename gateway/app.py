@@ -94,7 +94,9 @@ class Parts:
             self.listing = Listing(self.joining.link, self.joining.members, self.metrics)
         if cluster is not None and members is not None:
             holders = self.listing.directory if self.listing is not None else None
-            self.peers = PeerParts(config, members, self.metrics, holders=holders)
+            self.peers = PeerParts(
+                config, members, self.metrics, holders=holders, open_device=open_device
+            )
         self.disk = DiskTier(
             config.cache,
             self.metrics,
@@ -143,7 +145,7 @@ class Parts:
 
         self.service = service(buckets, self.handing)
         if self.peers is not None:
-            self.peers.serve(self.service)
+            self.peers.serve(self.service, self.rdma)
             self.peers.port.add(held_route(self.service.held_bytes))
             if self.joining is not None:
                 self.peers.port.add(take_route(self.service.take, self.joining.members))
@@ -306,9 +308,9 @@ class Parts:
             self.leaving.cancel()
             await asyncio.gather(self.leaving, return_exceptions=True)
         await self.prefetcher.close()
-        await self.rdma.close()
         if self.peers is not None:
             await self.peers.close()
+        await self.rdma.close()
         await self.handing.close()
         await self.past_packs.close()
         await self.service.close()

@@ -154,6 +154,9 @@ class RdmaConfig(Section, frozen=True):
     depth: Annotated[int, Meta(ge=1, le=256)] = 16
     transfer_timeout_seconds: Annotated[float, Meta(gt=0)] = 30.0
     idle_seconds: Annotated[float, Meta(gt=0)] = 300.0
+    # Into which other nodes write what this one asks for, each as large as a chunk, at most 8 MiB.
+    # 0: nodes send to each other over HTTP.
+    peer_buffers: Annotated[int, Meta(ge=0, le=1024)] = 8
 
 
 class DirectoryOriginConfig(Section, frozen=True, tag="directory", tag_field="type"):

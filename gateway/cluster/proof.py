@@ -135,6 +135,11 @@ class Verifier:
         self._since = self._now()
 
 
+def proven_headers(headers: Mapping[str, str]) -> dict[str, str]:
+    """Those of a request that its proof speaks for; of others nobody knows who wrote them."""
+    return {name: value for name, value in headers.items() if name.startswith(_OURS)}
+
+
 def is_nonce(value: str) -> bool:
     """Whether a server may have said that."""
     return _NONCE.match(value) is not None

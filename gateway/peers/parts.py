@@ -6,10 +6,14 @@ from gateway.cluster.proof import Prover
 from gateway.config import Config, read_secret
 from gateway.peers.address import advertised, listen_of
 from gateway.peers.port import PeerPort
+from gateway.peers.rdma import PeerRdma
 from gateway.peers.reads import read_routes
+from gateway.rdma import verbs
+from gateway.rdma.server import OpenDevice, RdmaServer
 from gateway.store.giving import Giving
 from gateway.telemetry.metrics import Metrics
 from gateway.tiers.peers.client import PeerClient
+from gateway.tiers.peers.moving import Moving
 from gateway.tiers.peers.near import Near
 from gateway.tiers.protocol import Holders
 
@@ -25,6 +29,7 @@ class PeerParts:
         metrics: Metrics,
         *,
         holders: Holders | None = None,
+        open_device: OpenDevice = verbs.open_device,
     ) -> None:
         cluster = config.cluster
         assert cluster is not None  # noqa: S101 - the caller has looked
@@ -32,12 +37,25 @@ class PeerParts:
         prover = Prover(read_secret(cluster.secret_file, "cluster.secret_file"))
         self.placement = Placement(members, rack_aware=cluster.rack_aware)
         self.client = PeerClient(members, prover, metrics)
-        self.near = Near(members, self.placement, self.client, metrics, holders=holders)
+        self.moving = Moving(
+            config.rdma,
+            config.cache.chunk_size,
+            self.client,
+            members,
+            metrics,
+            open_device=open_device,
+        )
+        self.near = Near(
+            members, self.placement, self.client, metrics, holders=holders, moving=self.moving
+        )
+        self._metrics = metrics
         self.port = PeerPort(config.node.id, listen_of(config), prover, metrics)
 
-    def serve(self, service: Giving) -> None:
-        """Gives others what `service` has; before `start`."""
-        for route in read_routes(service):
+    def serve(self, service: Giving, rdma: RdmaServer) -> None:
+        """Gives others what `service` has, by `rdma` where both can; before `start`."""
+        timeout_seconds = self._config.rdma.transfer_timeout_seconds
+        moved = PeerRdma(rdma, self._metrics, timeout_seconds=timeout_seconds)
+        for route in (*read_routes(service, moved), *moved.routes()):
             self.port.add(route)
 
     @property
@@ -53,4 +71,5 @@ class PeerParts:
         """Answers what was asked, then neither answers nor asks any more."""
         await self.port.drain()
         await self.port.close()
+        await self.moving.close()
         self.client.close()

@@ -14,7 +14,14 @@ from hashlib import sha256
 
 import structlog
 
-from gateway.cluster.proof import NODE, SERVER_NONCE, SIGNATURE, Prover, Verifier
+from gateway.cluster.proof import (
+    NODE,
+    SERVER_NONCE,
+    SIGNATURE,
+    Prover,
+    Verifier,
+    proven_headers,
+)
 from gateway.config import parse_listen
 from gateway.errors import FeedrackError
 from gateway.peers.request import (
@@ -192,7 +199,8 @@ class PeerPort:
             await self._send(wire, head, "", PeerAnswer(401))
             return
         path, _, query = head.target.partition("?")
-        request = PeerRequest(head.method, path, query, head.headers.get(NODE, ""), body)
+        asker, headers = head.headers.get(NODE, ""), proven_headers(head.headers)
+        request = PeerRequest(head.method, path, query, asker, body, headers)
         route = self._routes.get((head.method, path))
         if route is None:
             await self._send(wire, head, "", PeerAnswer(404))
@@ -238,7 +246,7 @@ class PeerPort:
                 await wire.send(head)
             else:
                 await self._send_given(wire, head, answer.given)
-            self._metrics.peer_sent_bytes.inc(length_bytes)
+            self._metrics.peer_sent_bytes.inc(length_bytes + answer.moved_bytes)
         finally:
             if answer.given is not None:
                 await answer.given.reader.close()

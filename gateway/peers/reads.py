@@ -1,6 +1,7 @@
 """The routes by which other nodes read: spans, and what keys hold."""
 
 import structlog
+from msgspec import structs
 
 from gateway.errors import (
     Corrupt,
@@ -10,6 +11,7 @@ from gateway.errors import (
     TierUnavailable,
     VersionChanged,
 )
+from gateway.peers.rdma import PeerRdma
 from gateway.peers.request import PeerAnswer, PeerRequest, Route
 from gateway.store.giving import Giving, NotHeld
 from gateway.tiers.peers.asking import (
@@ -30,16 +32,30 @@ from gateway.tiers.peers.asking import (
 log = structlog.get_logger()
 
 
-def read_routes(service: Giving) -> tuple[Route, ...]:
-    """What `service` gives to others."""
+def read_routes(service: Giving, rdma: PeerRdma) -> tuple[Route, ...]:
+    """What `service` gives to others, into their memory where they name some."""
 
     async def span(request: PeerRequest) -> PeerAnswer:
-        try:
-            question = span_question(query_of(request.query))
-            given = await service.give(question, request.asker)
-        except (FeedrackError, WrongQuestionError) as error:
-            return _refusal(request, error)
-        return PeerAnswer(200, {TIER: given.tier}, given=given)
+        async with rdma.claim(request) as claim:
+            try:
+                question = span_question(query_of(request.query))
+                given = await service.give(question, request.asker)
+                try:
+                    moved = await claim.moved(given)
+                except FeedrackError:
+                    # What was found corrupt on the way was dropped; it comes anew, as it would
+                    # have been without.
+                    await given.reader.close()
+                    given, moved = await service.give(question, request.asker), None
+                except BaseException:
+                    await given.reader.close()
+                    raise
+            except (FeedrackError, WrongQuestionError) as error:
+                refusal = _refusal(request, error)
+                return structs.replace(refusal, headers=claim.signed(dict(refusal.headers)))
+            if moved is not None:
+                return moved
+            return PeerAnswer(200, claim.signed({TIER: given.tier}), given=given)
 
     async def head(request: PeerRequest) -> PeerAnswer:
         try:

@@ -39,22 +39,25 @@ class RequestHead(Struct, frozen=True):
 
 
 class PeerRequest(Struct, frozen=True):
-    """A proven request of the node `asker`."""
+    """A proven request of the node `asker`. `headers` are ours, which the proof covers, alone."""
 
     method: str
     path: str
     query: str
     asker: str
     body: bytes = b""
+    headers: Mapping[str, str] = field(default_factory=dict)
 
 
 class PeerAnswer(Struct, frozen=True):
-    """What is answered: `headers` of ours, then `body`, then a span's bytes if there are any."""
+    """What is answered: `headers` of ours, then `body`, then a span's bytes if there are any.
+    `moved_bytes` are where the asker wants them already."""
 
     status: int = 200
     headers: Mapping[str, str] = field(default_factory=dict)
     body: bytes = b""
     given: Given | None = None
+    moved_bytes: int = 0
 
     @property
     def length_bytes(self) -> int:

@@ -143,9 +143,12 @@ class RdmaServer:
         if session is not None:
             session.line.fail("cancelled")
 
-    def claim(self, tenant: str, token: Token) -> Transfer | None:
+    def claim(
+        self, tenant: str, token: Token, *, timeout_seconds: float | None = None
+    ) -> Transfer | None:
         """The transfer that the token stands for; None where this node has no such session of the
-        tenant's. BadToken where it was used before."""
+        tenant's. It may rest for `timeout_seconds`, or as configured. BadToken where it was used
+        before."""
         session, pool = self._table.find(token.session, tenant), self._pool
         if session is None or pool is None or session.state != "ready":
             return None
@@ -157,9 +160,8 @@ class RdmaServer:
             session.transfers -= 1
             session.since = self._now()
 
-        return Transfer(
-            session, token, pool, timeout_seconds=self._config.transfer_timeout_seconds, on_end=over
-        )
+        timeout_seconds = timeout_seconds or self._config.transfer_timeout_seconds
+        return Transfer(session, token, pool, timeout_seconds=timeout_seconds, on_end=over)
 
     async def close(self) -> None:
         """Ends all sessions, and returns once the device is through with everything."""

@@ -125,6 +125,14 @@ class Metrics:
             "reason",
         )
         self.rdma_buffers_free = state("rdma_buffers_free", "Registered buffers nobody has.")
+        self.rdma_peer_buffers_free = state(
+            "rdma_peer_buffers_free", "Buffers that no other node is to write into."
+        )
+        self.rdma_peer_fallbacks = counter(
+            "rdma_peer_fallbacks_total",
+            "Spans that other nodes were asked for over HTTP though large, by why.",
+            "reason",
+        )
         self.members = state("members", "Nodes alive in the cluster.")
         self.lease_seconds = state(
             "lease_seconds", "What is left of this node's lease on what it remembers; 0: none."

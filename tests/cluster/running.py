@@ -14,6 +14,8 @@ from gateway.config import Config, parse
 from gateway.model.objects import ObjectRef, ObjectVersion
 from gateway.model.ranges import span
 from gateway.peers.parts import PeerParts
+from gateway.rdma import verbs
+from gateway.rdma.server import OpenDevice
 from gateway.store.reading import ReadAnswer
 from tests.store.gated import GatedOrigin
 
@@ -31,11 +33,18 @@ async def until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
 class Running:
     """One node, and what it has asked its origin."""
 
-    def __init__(self, folder: Path, id_: str, rack: str, settings: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        id_: str,
+        rack: str,
+        settings: dict[str, Any],
+        open_device: OpenDevice = verbs.open_device,
+    ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.members = Members(id_)
         self.config = config_of(folder, id_, rack, settings)
-        self.node = Node(self.config, members=self.members)
+        self.node = Node(self.config, members=self.members, open_device=open_device)
         self.gate: GatedOrigin | None = None
 
     @property
@@ -172,12 +181,14 @@ async def cluster(
     folder: Path,
     racks: dict[str, str],
     settings: dict[str, Any] | None = None,
+    open_device: Callable[[str], OpenDevice] = lambda _: verbs.open_device,
 ) -> AsyncIterator[Cluster]:
-    """Nodes by id, each in its rack, over one directory `folder/origin`."""
+    """Nodes by id, each in its rack, over one directory `folder/origin`. `open_device` of an id is
+    how that node opens its RDMA device."""
     (folder / "origin" / "train").mkdir(parents=True, exist_ok=True)
     (folder / "secret").write_text("between us")
     nodes = [
-        Running(folder / id_, id_, rack, {"over": folder, **(settings or {})})
+        Running(folder / id_, id_, rack, {"over": folder, **(settings or {})}, open_device(id_))
         for id_, rack in racks.items()
     ]
     try:

@@ -10,6 +10,10 @@ question comes back to where it has been:
     cluster   the first home: asks "held", "partial", the origin
     held      gives what is on its disk, or comes in from the origin; of a head, what it believes
     partial   gives what has come in there so far
+
+Where the asker has a queue pair to the asked node (POST /v1/rdma/prepare, ready, cancel: documents
+as clients send them), it may name memory in `RDMA_TOKEN`, for the first bytes of what it asks for.
+`RDMA_REPLY` of the answer says what became of that.
 """
 
 from collections.abc import Mapping
@@ -31,6 +35,22 @@ AGE = "x-feedrack-age"
 HEAD_LENGTH = "x-feedrack-head-bytes"
 ERROR = "x-feedrack-error"
 ERROR_STATUS = "x-feedrack-error-status"
+
+# Their names begin as those do that a node's proof covers.
+RDMA_TOKEN = "x-feedrack-rdma-token"  # noqa: S105 - a header's name
+RDMA_REPLY = "x-feedrack-rdma-reply"
+RDMA_MOVED_BYTES = "x-feedrack-rdma-bytes"
+RDMA_PATH = "/v1/rdma/"
+# They lie in the memory: as many as `RDMA_MOVED_BYTES` says, and there is no body.
+MOVED = "200"
+# The body has all bytes; nothing touched the memory.
+NOT_MOVED = "501"
+# As before, but there is no such session (any more).
+NO_SESSION = "410"
+# As before, but the token was used before: another request may be at the memory.
+USED_BEFORE = "409"
+# The body has all bytes; the memory was touched, and the session is of no more use.
+BROKE_OFF = "500"
 
 Level = Literal["rack", "cluster", "held", "partial"]
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Literal
 
 import structlog
-from msgspec import DecodeError, Struct, ValidationError
+from msgspec import DecodeError, Struct, ValidationError, structs
 
 from gateway.cluster.heat import Heat
 from gateway.cluster.members import Member, Members
@@ -32,6 +32,7 @@ from gateway.tiers.peers.asking import (
     decode_info,
 )
 from gateway.tiers.peers.client import PeerAnswer, PeerClient, PeerFailed
+from gateway.tiers.peers.moving import MovedAnswer, Moving
 from gateway.tiers.protocol import Holders, NoHolders, TierName
 
 Role = Literal["reader", "rack", "cluster"]
@@ -76,33 +77,52 @@ class ToldHead(Struct, frozen=True):
 
 
 class PeerBytes:
-    """`Incoming` from a peer."""
+    """`Incoming` from a peer. What of `question` an answer does not bring is asked for anew."""
 
-    def __init__(self, near: "Near", answer: PeerAnswer, tier: TierName) -> None:
+    def __init__(
+        self,
+        near: "Near",
+        answer: PeerAnswer,
+        tier: TierName,
+        question: SpanQuestion | None = None,
+    ) -> None:
         self._near = near
         self._answer = answer
+        self._question = question
+        # How much of the question has come; the answers so far brought, or will bring, so much.
+        self._came_bytes = 0
         self._crosses = not near.placement.same_rack(answer.member)
         self.tier: TierName = tier
         # Whether any came.
         self.gave = False
 
-    @property
-    def left_bytes(self) -> int:
-        return self._answer.left_bytes
-
     async def read_into(self, memory: memoryview) -> int:
         try:
             size_bytes = await self._answer.read_into(memory)
+            if not size_bytes and self._rest is not None:
+                self._answer = await self._near.rest(self._answer.member, self._rest)
+                size_bytes = await self._answer.read_into(memory)
         except PeerFailed as error:
             self._near.broke_off(error)
             raise
-        self.gave = True
+        self._came_bytes += size_bytes
+        if size_bytes:
+            self.gave = True
         if self._crosses:
             self._near.metrics.cross_rack_bytes.inc(size_bytes)
         return size_bytes
 
     async def close(self) -> None:
         self._answer.close()
+
+    @property
+    def _rest(self) -> SpanQuestion | None:
+        """What is still to be asked for."""
+        question = self._question
+        if question is None or not isinstance(self._answer, MovedAnswer):
+            return None
+        offset = question.offset + self._came_bytes
+        return structs.replace(question, offset=offset) if offset < question.until else None
 
 
 class Near:
@@ -116,6 +136,7 @@ class Near:
         metrics: Metrics,
         *,
         holders: Holders | None = None,
+        moving: Moving | None = None,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self.members = members
@@ -124,6 +145,7 @@ class Near:
         self.holders: Holders = holders or NoHolders()
         self.suspects = Suspects(now=now)
         self._client = client
+        self._moving = moving
         self._now = now
         self._heat = Heat()
         self._began = now()
@@ -190,13 +212,15 @@ class Near:
     # Asking
     async def bytes(self, member: Member, question: SpanQuestion) -> PeerBytes:
         """Bytes of a span, begun. NotThere, OriginLost, VersionChanged, PeerFailed."""
-        answer = await self._ask(member, question.target(), f"span {question.level}")
+        answer = await self._begun(member, question)
+        return PeerBytes(self, answer, self._tier(answer), question)
+
+    async def rest(self, member: Member, question: SpanQuestion) -> PeerAnswer:
+        """More of what was answered in part. PeerFailed, VersionChanged."""
         try:
-            await self._check_bytes(answer, question)
-        except BaseException:
-            answer.close()
-            raise
-        return PeerBytes(self, answer, self._tier(answer))
+            return await self._begun(member, question)
+        except (NotThere, OriginLost) as error:
+            raise PeerFailed(member, "lost", "it has no more of it") from error
 
     async def head(
         self,
@@ -243,11 +267,23 @@ class Near:
         if role != "cluster":
             yield from ((each, "cluster") for each in self.others(self.in_cluster(place)))
 
+    async def _begun(self, member: Member, question: SpanQuestion) -> PeerAnswer:
+        wanted_bytes = question.until - question.offset
+        what = f"span {question.level}"
+        answer = await self._ask(member, question.target(), what, wanted_bytes)
+        try:
+            await self._check_bytes(answer, question)
+        except BaseException:
+            answer.close()
+            raise
+        return answer
+
     async def _check_bytes(self, answer: PeerAnswer, question: SpanQuestion) -> None:
         if answer.status != 200:
             raise await self._refusal(answer, question.span.version.ref)
         wanted_bytes = question.until - question.offset
-        short = question.level == "partial" and 0 < answer.left_bytes <= wanted_bytes
+        may_be_short = question.level == "partial" or isinstance(answer, MovedAnswer)
+        short = may_be_short and 0 < answer.left_bytes <= wanted_bytes
         if answer.left_bytes != wanted_bytes and not short:
             raise self._malformed(answer, "it is not as long as what was asked for")
 
@@ -278,8 +314,12 @@ class Near:
         coming = PeerBytes(self, answer, tier) if answer.left_bytes else None
         return ToldHead(info, age_seconds, tier, coming)
 
-    async def _ask(self, member: Member, target: str, what: str) -> PeerAnswer:
+    async def _ask(
+        self, member: Member, target: str, what: str, wanted_bytes: int = 0
+    ) -> PeerAnswer:
         try:
+            if self._moving is not None and wanted_bytes:
+                return await self._moving.ask(member, target, what=what, wanted_bytes=wanted_bytes)
             return await self._client.ask(member, target, what=what)
         except PeerFailed as error:
             if error.reason != "busy":
