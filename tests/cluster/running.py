@@ -216,6 +216,7 @@ def config_of(folder: Path, id_: str, rack: str, settings: dict[str, Any]) -> Co
             "capacity": "256MiB",
             "chunk_size": CHUNK_BYTES,
             "small_object_limit": SMALL_BYTES,
+            **settings.pop("cache", {}),
         },
         "cluster": {"redis_url": "redis://127.0.0.1:1/0", "secret_file": str(over / "secret")},
         "origins": {"main": {"type": "directory", "path": str(over / "origin")}},
