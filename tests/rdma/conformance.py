@@ -80,16 +80,18 @@ class OverRdma:
 
     def __init__(self, client: RawClient) -> None:
         self._client = client
+        self._dirty_bytes = len(client.memory)
 
     async def get(self, target: str, headers: Mapping[str, str]) -> Outcome:
         memory = self._client.memory
-        memory[:] = bytes(len(memory))
+        memory[: self._dirty_bytes] = bytes(self._dirty_bytes)
         reply = await self._client.move("GET", target, headers)
         payload = b""
         if reply.status < 300:
             assert reply.headers[REPLY_HEADER] == str(reply.status)
             assert reply.headers["content-length"] == "0"
             payload = memory[: int(reply.headers[TRANSFERRED_HEADER])]
+        self._dirty_bytes = len(payload)
         # Nothing beyond what was said to have moved.
         assert not any(memory[len(payload) : len(payload) + 65_536])
         return _outcome(reply, payload)
@@ -97,6 +99,7 @@ class OverRdma:
     async def put(self, target: str, headers: Mapping[str, str], data: bytes) -> Outcome:
         memory = self._client.memory
         memory[: len(data)] = data
+        self._dirty_bytes = max(self._dirty_bytes, len(data))
         token = self._client.token(len(data))
         reply = await self._client.move("PUT", target, headers, token=token)
         if reply.status < 300:
@@ -109,6 +112,7 @@ class OverRdma:
         reply = await self._client.move("POST", f"/{bucket}?feedrack-batch", body=body)
         assert reply.status == 200, reply.body
         table = msgspec.json.decode(reply.body, type=Table)
+        self._dirty_bytes = max(self._dirty_bytes, table.bytes)
         assert reply.headers[TRANSFERRED_HEADER] == str(table.bytes)
         return [(row.status, memory[row.offset : row.offset + row.length]) for row in table.objects]
 
