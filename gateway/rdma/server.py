@@ -105,6 +105,10 @@ class RdmaServer:
         """How many buffers nobody has."""
         return self._pool.free if self._pool is not None else 0
 
+    def sessions_of(self, tenant: str) -> int:
+        """How many sessions a tenant has."""
+        return self._table.count(tenant)
+
     def prepare(self, tenant: str, peer: PairAddress) -> Prepared:
         """A session whose queue pair expects `peer`. TooManySessions, VerbFailed,
         RdmaUnavailable."""
