@@ -5,6 +5,8 @@ export UV_TOOL_DIR := $(CURDIR)/.tools/uv
 export UV_TOOL_BIN_DIR := $(CURDIR)/.tools/bin
 # The machine's own certificates: many sites reach the package index through a proxy of theirs.
 export UV_SYSTEM_CERTS := true
+# The tests start hundreds of processes: each would compile all it imports, which is most of its start.
+unexport PYTHONDONTWRITEBYTECODE
 ARGS ?=
 
 .PHONY: help install redis slurm clients real-files demo cluster soak test test-slurm-24 check format \
