@@ -113,9 +113,7 @@ def _unpack(package: Path, folder: Path, version: str) -> None:
     _run([depmod, "-b", str(folder), version], folder, "depmod failed")
     made = folder / "made"
     made.mkdir()
-    (made / "vmlinux").write_bytes(
-        unpacked((folder / "boot" / f"vmlinuz-{version}").read_bytes())
-    )
+    (made / "vmlinux").write_bytes(unpacked((folder / "boot" / f"vmlinuz-{version}").read_bytes()))
     root = folder / "lib" / "modules" / version
     for file in ["modules.dep", *load_order((root / "modules.dep").read_text(), MODULES)]:
         kept = made / "modules" / file
