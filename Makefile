@@ -9,7 +9,7 @@ export UV_SYSTEM_CERTS := true
 unexport PYTHONDONTWRITEBYTECODE
 ARGS ?=
 
-.PHONY: help install redis slurm clients real-files demo cluster soak test test-slurm-24 check format \
+.PHONY: help install redis slurm rdma clients real-files demo cluster soak test test-slurm-24 test-rdma check format \
 	bench clean
 
 help:          ## this list
@@ -30,6 +30,9 @@ test: install redis slurm clients real-files ## all tests but those marked hardw
 test-slurm-24: install redis ## the tests with a Slurm, on release 24.11, in a Debian root that it makes
 	@sh tests/slurm/make-root.sh trixie .tools/trixie
 	FEEDRACK_SLURM_ROOT=$(CURDIR)/.tools/trixie REQUIRE=slurm $(RUN) pytest -n auto --dist loadgroup tests/slurm $(ARGS)
+
+test-rdma: install rdma ## what wants verbs, in virtual machines (RDMA_MAY_BE_MISSING=1 lets it pass without)
+	@$(RUN) python -m tests.rdma.vm test $(ARGS)
 
 check: install ## format, lint, types, import floors
 	$(RUN) ruff format --check .
@@ -56,6 +59,9 @@ redis:         # the coordinator of several nodes, where it can be had
 
 slurm:         # the scheduler, where it can be had
 	@sh tests/slurm/install-slurm.sh
+
+rdma:          # what the virtual machines are made of, where it can be had
+	@sh tests/rdma/install-rdma.sh
 
 clients:       # the S3 clients the tests drive, where they can be had
 	@sh tests/install-clients.sh $(UV)
