@@ -1,4 +1,4 @@
-"""What this host tells of its RDMA, read from /sys, /proc and /dev. Changes nothing; see `checking`.
+"""What this host tells of its RDMA, read from /sys, /proc and /dev; `checking` judges it.
 
 Sources: Documentation/ABI/stable/sysfs-class-infiniband, Documentation/admin-guide/cgroup-v2.rst
 (RDMA), Documentation/ABI/testing/sysfs-kernel-iommu_groups, proc(5), rdma-system(8).
@@ -46,7 +46,7 @@ class Pyverbs(Struct, frozen=True, kw_only=True):
     """The folder of the system's own, which this environment does not look into."""
     elsewhere_python: str = ""
     rdma_core: str | None = None
-    """The release of the system's libibverbs, 44.0."""
+    """The release of the libibverbs that is loaded, or would be: 44.0."""
 
 
 class Gid(Struct, frozen=True, kw_only=True):
@@ -92,8 +92,8 @@ class HostDevice(Struct, frozen=True, kw_only=True):
 
 
 class Netdev(Struct, frozen=True, kw_only=True):
-    """A network device that carries RoCE. `ecn` is None where the driver does not tell: by `roce_np`
-    (notifies) and `roce_rp` (reacts), the priorities for which it is on."""
+    """A network device that carries RoCE. `ecn`: by `roce_np` (notifies) and `roce_rp` (reacts) the
+    priorities for which it is on; None where the driver does not tell."""
 
     name: str
     mtu: int
@@ -216,6 +216,9 @@ def _release() -> str:
 
 
 def _rdma_core(root: Path) -> str | None:
+    loaded = _LIBRARY.search(_text(root / "proc/self/maps"))
+    if loaded:
+        return loaded[1]
     for folder in _matching(root, _LIBRARY_PLACES):
         for path in folder.glob("libibverbs.so.1*"):
             found = _LIBRARY.fullmatch(path.name)

@@ -15,6 +15,8 @@ from gateway.rdma.wire import MTUS
 _ROCE_HEADER_BYTES = 96
 _ROCE_MTU = 4096
 ADVISED_NETDEV_MTU = 9000
+_ECN_ROLES = ("roce_np", "roce_rp")
+_DCQCN = "with it (DCQCN) senders slow down before switches have to pause them"
 
 
 def check_roce(
@@ -36,12 +38,12 @@ def check_roce(
         )  # fmt: skip
     else:
         yield _mtu(facts.opened, netdev)
-        yield _ecn(netdev)
+        if device.driver:
+            yield _ecn(netdev)
     if device.driver:
         yield Finding(
             name="PFC", state="unknown", found="cannot be seen from here",
-            why="RoCE loses packets where neither the host nor the switches pause, and each that is "
-            "lost costs a burst",
+            why="where neither hosts nor switches pause, packets are lost, and each costs a burst",
             do=f"dcb pfc show dev {gid.netdev}; on for one priority, on the switches for the same",
         )  # fmt: skip
 
@@ -53,8 +55,9 @@ def _gid_of(port: Port, index: int | None) -> Gid | None:
     return max(port.gids, key=_preference, default=None)
 
 
-def _preference(gid: Gid) -> tuple[bool, bool]:
-    return _is_v2(gid), _is_ipv4(gid)
+def _preference(gid: Gid) -> tuple[bool, bool, bool]:
+    """As `verbs` chooses."""
+    return _is_v2(gid), _is_ipv4(gid), not ipaddress.IPv6Address(gid.gid).is_link_local
 
 
 def _is_v2(gid: Gid) -> bool:
@@ -118,21 +121,23 @@ def _ecn(netdev: Netdev) -> Finding:
     if netdev.ecn is None:
         return Finding(
             name="ECN", state="unknown", found=f"{netdev.name}'s driver does not tell",
-            why="with it (DCQCN) senders slow down before switches have to pause them",
-            do="the card's own tool tells; soft-RoCE has none",
+            why=_DCQCN,
+            do="the card's own tool tells",
         )  # fmt: skip
-    off = [role for role in ("roce_np", "roce_rp") if not netdev.ecn.get(role)]
-    if not off:
-        both = sorted(set(netdev.ecn["roce_np"]) & set(netdev.ecn["roce_rp"]))
+    both = sorted(set(netdev.ecn.get("roce_np", ())) & set(netdev.ecn.get("roce_rp", ())))
+    if both:
+        priorities = ", ".join(map(str, both))
         return Finding(
-            name="ECN", state="ok",
-            found=f"notifies and reacts, for priorities {', '.join(map(str, both)) or 'apart'}",
-        )  # fmt: skip
+            name="ECN", state="ok", found=f"notifies and reacts, for priorities {priorities}"
+        )
+    off = [role for role in _ECN_ROLES if not netdev.ecn.get(role)]
     return Finding(
-        name="ECN", state="warning", found=f"off: {', '.join(off)}",
-        why="with it (DCQCN) senders slow down before switches have to pause them",
+        name="ECN", state="warning",
+        found=f"off: {', '.join(off)}" if off else "on at both roles for no priority together",
+        why=_DCQCN,
         do=" && ".join(
-            f"echo 1 > /sys/class/net/{netdev.name}/ecn/{role}/enable/3" for role in off
+            f"echo 1 > /sys/class/net/{netdev.name}/ecn/{role}/enable/3"
+            for role in off or _ECN_ROLES
         )
         + ", 3 being the priority that has PFC; and mark on the switches",
     )  # fmt: skip
