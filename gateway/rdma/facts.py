@@ -121,6 +121,8 @@ class Facts(Struct, frozen=True, kw_only=True):
     opened: Opened
     lockable_bytes: int | None
     """How much memory this process may lock; None: as much as there is."""
+    kernel: str
+    """Its release, as uname(1) has it."""
     modules: frozenset[str]
     cgroup: Mapping[str, Mapping[str, int]]
     """By device, the limits that rdma.max sets; what has none is left out."""
@@ -169,6 +171,7 @@ def gather(opened: Opened, root: Path = Path("/")) -> Facts:
         },
         opened=opened,
         lockable_bytes=_lockable(root),
+        kernel=_text(root / "proc/sys/kernel/osrelease"),
         modules=frozenset(line.split(" ")[0] for line in _text(root / "proc/modules").splitlines()),
         cgroup=_cgroup(root),
         shares_devices={"Y": True, "N": False}.get(

@@ -48,7 +48,8 @@ class _Library:
             except ImportError:
                 continue
             # Which Cython built it decides whether they stand in the module, or in its enums alone.
-            for enum in [each for each in home.values() if isinstance(each, EnumType)]:
+            enums: list[Any] = [each for each in home.values() if isinstance(each, EnumType)]
+            for enum in enums:
                 self._constants |= {member.name: member.value for member in enum}
             self._constants |= {key: value for key, value in home.items() if key.startswith("IBV_")}
         errors: Any = self.pyverbs_error

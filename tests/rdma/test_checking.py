@@ -38,6 +38,7 @@ _WELL = Facts(
     netdevs={"ens1": _NETDEV},
     opened=_OPENED,
     lockable_bytes=None,
+    kernel="6.12.5-amd64",
     modules=frozenset({"mlx5_core", "mlx5_ib", "ib_uverbs"}),
     cgroup={},
     shares_devices=True,
@@ -375,17 +376,39 @@ def test_a_gpus_memory_needs_somebody_who_lends_it(
 
 @pytest.mark.parametrize(
     ("lockable_bytes", "state"),
-    [(None, "ok"), (80 * 1024**2, "ok"), (80 * 1024**2 - 1, "error"), (65_536, "error")],
+    [
+        (None, "ok"),
+        (336 * 1024**2, "ok"),
+        (336 * 1024**2 - 1, "warning"),
+        (80 * 1024**2, "warning"),
+        (80 * 1024**2 - 1, "error"),
+    ],
 )
 def test_as_much_memory_must_be_lockable_as_the_gateway_registers(
     lockable_bytes: int | None, state: str
 ) -> None:
-    config = RdmaConfig(buffers=Bytes(64 * 1024**2))
+    config = RdmaConfig(buffers=Bytes(64 * 1024**2), mapped=Bytes(256 * 1024**2))
     told = _found("locked memory", _with(lockable_bytes=lockable_bytes), config)
     assert told.state == state
-    if state == "error":
+    if state != "ok":
         assert "LimitMEMLOCK=infinity" in told.do
         assert "80 MiB" in told.why
+
+
+@pytest.mark.parametrize(
+    ("kernel", "mapped", "found"),
+    [
+        ("6.12.5-amd64", 1024**2, "sent from where they lie, if the device can"),
+        ("6.3.0", 1024**2, "sent from where they lie, if the device can"),
+        ("6.1.0-57-amd64", 1024**2, "copied into buffers by Linux 6.1.0-57-amd64"),
+        ("", 1024**2, "copied into buffers"),
+        ("6.12.5-amd64", 0, "as rdma.mapped = 0 says"),
+    ],
+)
+def test_how_chunk_files_go_out_is_told(kernel: str, mapped: int, found: str) -> None:
+    told = _found("chunk files", _with(kernel=kernel), RdmaConfig(mapped=Bytes(mapped)))
+    assert told.state == "ok"
+    assert found in told.found
 
 
 def test_a_device_that_cannot_be_opened_is_told_in_its_own_words() -> None:

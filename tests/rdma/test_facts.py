@@ -62,6 +62,7 @@ def root(tmp_path: Path) -> Path:
             "proc/self/limits": "Limit  Soft  Hard  Units\n"
             "Max locked memory         8388608              unlimited            bytes     \n"
             "Max file locks            unlimited            unlimited            locks     ",
+            "proc/sys/kernel/osrelease": "6.12.5-amd64",
             "proc/modules": "mlx5_ib 1 0 - Live 0x0\nnvidia 2 0 - Live 0x0",
             "proc/driver/nvidia/version": "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64",
         },
@@ -171,6 +172,7 @@ def test_what_is_loaded_and_of_what_kind_is_read(root: Path) -> None:
     facts = gather(Opened(), root)
     assert facts.modules == {"mlx5_ib", "nvidia"}
     assert facts.open_nvidia
+    assert facts.kernel == "6.12.5-amd64"
 
 
 def test_a_host_with_nothing_tells_nothing_and_does_not_fail(tmp_path: Path) -> None:
