@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 
 from gateway.config import RdmaConfig
-from gateway.rdma.facts import Facts, HostDevice, Port, Pyverbs
+from gateway.rdma.facts import Facts, HostDevice, Opened, Port, Pyverbs
 from gateway.rdma.findings import Finding
 from gateway.rdma.roce import check_roce
 
@@ -35,12 +35,13 @@ _MIB = 1024**2
 
 def check(facts: Facts, config: RdmaConfig) -> list[Finding]:
     """Everything that was looked at, in the order in which an operator would see to it."""
-    findings = [_mode(config), _pyverbs(facts.pyverbs), *_devices(facts, config)]
+    findings = [_mode(config), _pyverbs(facts.pyverbs, facts.opened), *_devices(facts, config)]
     device = _chosen(facts, config)
     if device is not None:
         findings += _device(facts, config, device)
     findings += (_memory(facts, config), _chunk_files(facts, config))
-    if facts.pyverbs.here is not None and (facts.devices or facts.opened.device):
+    # Said already, where there is nothing to open or nothing to open it with.
+    if (facts.devices or facts.opened.device) and not facts.opened.no_verbs:
         findings.append(_opening(facts))
     return findings
 
@@ -54,8 +55,17 @@ def _mode(config: RdmaConfig) -> Finding:
     return Finding(name="rdma.mode", state="ok", found=config.mode)
 
 
-def _pyverbs(pyverbs: Pyverbs) -> Finding:
+def _pyverbs(pyverbs: Pyverbs, opened: Opened) -> Finding:
     core = f"rdma-core {pyverbs.rdma_core}" if pyverbs.rdma_core else "no libibverbs"
+    if pyverbs.here is not None and opened.no_verbs:
+        return Finding(
+            name="pyverbs",
+            state="error",
+            found=f"{pyverbs.here}, {core}: {opened.problem}",
+            why="pyverbs loads with the rdma-core alone that it was built for: the index's 59 with "
+            "59 to 63",
+            do="take both from the distribution, or rdma-core from where it has that release",
+        )
     if pyverbs.here is not None:
         release = f"{pyverbs.release}, " if pyverbs.release else ""
         return Finding(name="pyverbs", state="ok", found=f"{release}{pyverbs.here}, {core}")
@@ -165,7 +175,7 @@ def _kind(device: HostDevice) -> Finding:
     if not device.driver:
         return Finding(
             name="transport", state="warning", found="soft-RoCE (rdma_rxe): no hardware behind it",
-            why="it works, and the processor copies every byte: slower than HTTP",
+            why="it works, and the processor copies every byte: nothing is gained",
             do='good for tests; mode = "off" under [rdma] elsewhere',
         )  # fmt: skip
     return Finding(name="transport", state="ok", found=found)

@@ -110,6 +110,8 @@ class Opened(Struct, frozen=True, kw_only=True):
     gid: str = ""
     mtu: int = 0
     problem: str = ""
+    no_verbs: bool = False
+    """Whether the problem is that pyverbs itself cannot be used."""
 
 
 class Facts(Struct, frozen=True, kw_only=True):
@@ -138,7 +140,7 @@ def open_as_gateway(config: RdmaConfig) -> Opened:
     try:
         device = verbs.open_device(config.device, config.port, config.gid_index)
     except RdmaUnavailable as error:
-        return Opened(problem=str(error))
+        return Opened(problem=str(error), no_verbs=error.verbs)
     problem = ""
     try:
         device.register(memoryview(mmap.mmap(-1, _TRIED_BYTES)), remote=False).close()

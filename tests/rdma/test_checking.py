@@ -89,7 +89,7 @@ def test_what_is_not_well_says_why_and_what_to_do() -> None:
             ),
         ),
         netdevs={"ens1": msgspec.structs.replace(_NETDEV, mtu=1500)},
-        opened=_CLOSED,
+        opened=Opened(problem="pyverbs cannot be imported", no_verbs=True),
         lockable_bytes=65_536,
         modules=frozenset({"nvidia"}),
         cgroup={"mlx5_0": {"hca_handle": 0}},
@@ -147,12 +147,24 @@ def test_a_node_that_must_have_rdma_does_not_start_without() -> None:
 def test_pyverbs_that_is_not_seen_is_told_by_where_it_is(
     pyverbs: Pyverbs, found: str, do: str
 ) -> None:
-    facts = _with(pyverbs=pyverbs, opened=Opened(problem="pyverbs cannot be imported"))
+    facts = _with(
+        pyverbs=pyverbs, opened=Opened(problem="pyverbs cannot be imported", no_verbs=True)
+    )
     told = _found("pyverbs", facts)
     assert told.state == "error"
     assert found in told.found
     assert do in told.do
     # Said once: that opening failed as well is no news.
+    assert "opening" not in {each.name for each in check(facts, _CONFIG)}
+
+
+def test_pyverbs_that_was_built_for_another_rdma_core_is_told_in_its_own_words() -> None:
+    problem = "libibverbs.so.1: version `IBVERBS_PRIVATE_59' not found"
+    facts = _with(opened=Opened(problem=problem, no_verbs=True))
+    told = _found("pyverbs", facts)
+    assert told.state == "error"
+    assert problem in told.found
+    assert "59 to 63" in told.why
     assert "opening" not in {each.name for each in check(facts, _CONFIG)}
 
 

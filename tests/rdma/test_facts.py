@@ -223,3 +223,13 @@ def test_where_nothing_can_be_opened_the_reason_is_kept(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(verbs, "open_device", refuse)
     assert open_as_gateway(RdmaConfig()) == Opened(problem="no port of mlx5_0 is active")
+
+
+def test_a_pyverbs_that_cannot_be_imported_is_told_apart_from_a_device_that_cannot_be_had(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _write(tmp_path, {"pyverbs/__init__.py": "raise ImportError('version not found')"})
+    monkeypatch.syspath_prepend(str(tmp_path))
+    opened = open_as_gateway(RdmaConfig())
+    assert opened.no_verbs
+    assert "version not found" in opened.problem
