@@ -32,6 +32,8 @@ from gateway.listing import Listing
 from gateway.peers.counting import held_route
 from gateway.peers.parts import PeerParts
 from gateway.peers.taking import take_route
+from gateway.rdma import verbs
+from gateway.rdma.server import OpenDevice, RdmaServer
 from gateway.s3.doors import Door, TcpDoor
 from gateway.s3.entry import authenticator_of
 from gateway.s3.server import S3Server, object_server
@@ -75,9 +77,11 @@ class Parts:
         on_index: Callable[[Path | None], None] = lambda _: None,
         on_trust: Callable[[float], None] = lambda _: None,
         members: Members | None = None,
+        open_device: OpenDevice = verbs.open_device,
     ) -> None:
         self.config = config
         self.metrics = Metrics()
+        self.rdma = RdmaServer(config.rdma, self.metrics, open_device=open_device)
         cluster = config.cluster
         self.joining: Joining | None = None
         if cluster is not None and members is None:
@@ -173,6 +177,7 @@ class Parts:
             self.authenticator,
             self.metrics,
             past_packs=self.past_packs,
+            rdma=self.rdma,
             door=door,
             **how,
         )
@@ -236,7 +241,8 @@ class Parts:
         )
 
     async def start(self) -> None:
-        """Origins first, then the disk, which recovers."""
+        """Origins first, then the disk, which recovers. TierUnavailable where RDMA must be."""
+        await self.rdma.start()
         for origin in self.origins.values():
             await origin.start()
         await self.disk.start()
@@ -300,6 +306,7 @@ class Parts:
             self.leaving.cancel()
             await asyncio.gather(self.leaving, return_exceptions=True)
         await self.prefetcher.close()
+        await self.rdma.close()
         if self.peers is not None:
             await self.peers.close()
         await self.handing.close()
@@ -318,9 +325,15 @@ class Parts:
 class Node:
     """One gateway in one process: everything between its configuration and its two ports."""
 
-    def __init__(self, config: Config, *, members: Members | None = None) -> None:
+    def __init__(
+        self,
+        config: Config,
+        *,
+        members: Members | None = None,
+        open_device: OpenDevice = verbs.open_device,
+    ) -> None:
         self.config = config
-        self.parts = Parts(config, members=members)
+        self.parts = Parts(config, members=members, open_device=open_device)
         self.certificate = certificate(config.s3)
         self.door = TcpDoor(
             config.s3.listen,

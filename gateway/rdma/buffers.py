@@ -27,8 +27,8 @@ class Buffer:
 class BufferPool:
     """Buffers for all transfers of a node. VerbFailed where they cannot be registered.
 
-    A buffer is its taker's until it is given back; only the device's word that it is through with it
-    (a completion, or the end of its queue pair) is reason to.
+    A buffer is its taker's until it is given back; only the device's word that it is through with
+    it (a completion, or the end of its queue pair) is reason to.
     """
 
     def __init__(

@@ -7,7 +7,7 @@ from typing import NamedTuple, Protocol
 from gateway.rdma.wire import PairAddress
 
 
-class RdmaUnavailable(Exception):
+class RdmaUnavailable(Exception):  # noqa: N818 - named as the other refusals are
     """There is no RDMA here; the message says why. `verbs`: not even the library."""
 
     def __init__(self, message: str, *, verbs: bool = False) -> None:
@@ -15,7 +15,7 @@ class RdmaUnavailable(Exception):
         self.verbs = verbs
 
 
-class VerbFailed(Exception):
+class VerbFailed(Exception):  # noqa: N818 - named as the other refusals are
     """A device refused something: a registration, a connection, a post."""
 
 

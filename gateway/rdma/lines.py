@@ -31,7 +31,7 @@ _MEANINGS = {
 }
 
 
-class LineFailed(Exception):
+class LineFailed(Exception):  # noqa: N818 - named as the other refusals are
     """The queue pair is of no use any more; the message says why."""
 
 
@@ -63,7 +63,7 @@ class Completions:
             found = self._device.completions()
         except VerbFailed as error:
             # Each transfer ends by its own time.
-            log.error("no completions", device=self._device.name, reason=str(error))
+            log.exception("no completions", device=self._device.name, reason=str(error))
             self.close()
             return
         for completion in found:
@@ -73,7 +73,7 @@ class Completions:
 
 
 class Line:
-    """One connected queue pair. `depth` pieces may be under way; `on_failure` is told why it is over.
+    """One connected queue pair. `depth` pieces may be under way; `on_failure` is told why it ended.
 
     `release` of a piece is called once, as soon as its memory is the caller's again.
     """
@@ -169,7 +169,7 @@ class Line:
         await self.settled()
 
     async def settled(self) -> None:
-        """Returns at once while the line is good; after a failure, once everything has come back."""
+        """Returns once everything has come back after a failure; at once while there is none."""
         if self._settling is not None:
             await asyncio.shield(self._settling)
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import structlog
 
 from gateway.config import RdmaConfig
+from gateway.errors import TierUnavailable
 from gateway.rdma import verbs
 from gateway.rdma.buffers import BufferPool
 from gateway.rdma.device import Device, RdmaUnavailable, VerbFailed
@@ -19,20 +20,19 @@ from gateway.telemetry.metrics import Metrics
 
 log = structlog.get_logger()
 
-# How often sessions are looked after, and after how long at rest a client is asked for a sign of
-# life.
+# How often sessions are looked after; after how long at rest a client is to give a sign of life.
 _SWEEP_SECONDS = 1.0
 _KNOCK_SECONDS = 15.0
 
-# Connecting asks the kernel for the way to an address, which may take a second if there is none, and
-# keeps everybody waiting.
+# Connecting asks the kernel for the way to an address, which may take a second if there is none,
+# and keeps everybody waiting.
 _PENALTY_SECONDS = 10.0
 
 OpenDevice = Callable[[str | None, int | None, int | None], Device]
 
 
 class RdmaServer:
-    """Queue pairs for tenants, and transfers over them. Without a device it declines everything."""
+    """Queue pairs for tenants, and transfers over them. Without a device it declines all."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class RdmaServer:
         self.reason: str | None = "not started"
 
     async def start(self) -> None:
-        """Opens the device, and says once if there is none. RdmaUnavailable where it is required."""
+        """Opens the device, or says once that there is none. RdmaUnavailable where it must be."""
         config = self._config
         if config.mode == "off":
             self.reason = "switched off"
@@ -84,7 +84,7 @@ class RdmaServer:
                 self._device.close()
                 self._device = None
             if config.mode == "required":
-                raise RdmaUnavailable(self.reason) from error
+                raise TierUnavailable(f"rdma.mode is required: {self.reason}") from error
             log.info("no rdma", reason=self.reason)
             return
         self.reason = None
@@ -96,6 +96,11 @@ class RdmaServer:
     def available(self) -> bool:
         """Whether sessions can be had."""
         return self.reason is None
+
+    @property
+    def buffers_free(self) -> int:
+        """How many buffers nobody has."""
+        return self._pool.free if self._pool is not None else 0
 
     def prepare(self, tenant: str, peer: PairAddress) -> Prepared:
         """A session whose queue pair expects `peer`. TooManySessions, VerbFailed,
@@ -189,8 +194,7 @@ class RdmaServer:
                 task = asyncio.create_task(_knock(session, self._config.transfer_timeout_seconds))
                 self._knocks.add(task)
                 task.add_done_callback(self._knocks.discard)
-            if self._pool is not None:
-                self._metrics.rdma_buffers_free.set(self._pool.free)
+            self._metrics.rdma_buffers_free.set(self.buffers_free)
 
 
 async def _knock(session: Session, timeout_seconds: float) -> None:

@@ -14,7 +14,7 @@ State = Literal["preparing", "ready", "ended"]
 PREPARE_SECONDS = 10.0
 
 
-class TooManySessions(Exception):
+class TooManySessions(Exception):  # noqa: N818 - named as the other refusals are
     """This tenant, or all of them, have as many as they may."""
 
 
@@ -88,7 +88,7 @@ class SessionTable:
         return found
 
     def resting(self, now: float) -> list[Session]:
-        """The sessions of which nothing was heard for so long that their clients are to be asked."""
+        """The sessions of which nothing was heard for long: their clients are to be asked."""
         return [
             each
             for each in self._sessions.values()

@@ -25,7 +25,7 @@ _TOKEN = re.compile(
 _DC_TOKEN = re.compile(r"(?:(?:0x)?[0-9a-f]{1,32}:){6}(?:0x)?[0-9a-f:]{1,64}", re.ASCII | re.I)
 
 
-class BadToken(ValueError):
+class BadToken(ValueError):  # noqa: N818 - named as the other refusals are
     """What was sent as a token is none; the message says what is off, and repeats none of it."""
 
 

@@ -22,11 +22,11 @@ _READ_AHEAD = 4
 Future = asyncio.Future[str | None]
 
 
-class TransferFailed(Exception):
+class TransferFailed(Exception):  # noqa: N818 - named as the other refusals are
     """It broke off, and its session has ended. The message says why."""
 
 
-class MemoryTooSmall(Exception):
+class MemoryTooSmall(Exception):  # noqa: N818 - named as the other refusals are
     """The client's memory has no room for what is to be written."""
 
     def __init__(self, needed_bytes: int, given_bytes: int) -> None:
@@ -107,8 +107,8 @@ class Transfer:
     async def write_region(
         self, address: int, size_bytes: int, lkey: int, release: Callable[[], None]
     ) -> None:
-        """Writes registered memory as it lies; `release` once it may be changed, whatever becomes of
-        it. TransferFailed, MemoryTooSmall."""
+        """Writes registered memory as it lies; `release` once it may be changed, whatever becomes
+        of it. TransferFailed, MemoryTooSmall."""
         size = self._pool.buffer_bytes
         # One for each piece, and one for the hand that posts them.
         left = 1
@@ -150,8 +150,8 @@ class Transfer:
         )
 
     async def close(self) -> None:
-        """Ends it: after a failure, once nothing can touch the memory any more; else what is under
-        way comes back by itself. Safe to call twice."""
+        """Ends it, and returns once nothing touches the client's memory any more. Safe to call
+        twice."""
         if self._closed:
             return
         self._closed = True
@@ -159,6 +159,9 @@ class Transfer:
         if gathered is not None:
             self._pool.give(gathered)
         self._on_end()
+        # Whoever hears of the end may use the memory again.
+        while self._under_way:
+            await self._await(self._under_way.popleft())
         await self._line.settled()
 
     async def _buffer(self) -> Buffer:

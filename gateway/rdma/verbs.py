@@ -7,7 +7,6 @@ rdma-core; InfiniBand Architecture Specification 1.4, 9.7 and 10.3 for states an
 
 import ctypes
 import ipaddress
-import os
 import secrets
 import select
 from collections.abc import Sequence
@@ -390,7 +389,7 @@ def _event_descriptors() -> set[int]:
     found = set()
     for each in Path("/proc/self/fd").iterdir():
         try:
-            if "infinibandevent" in os.readlink(each):
+            if "infinibandevent" in str(each.readlink()):
                 found.add(int(each.name))
         except OSError:
             continue

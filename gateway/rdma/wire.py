@@ -36,7 +36,7 @@ Document = TypeVar("Document", bound=Struct)
 MTUS = (256, 512, 1024, 2048, 4096)
 
 
-class BadDocument(ValueError):
+class BadDocument(ValueError):  # noqa: N818 - named as the other refusals are
     """A document that is not as it should be; the message says where."""
 
 

@@ -25,24 +25,9 @@ _BLOCK_PARTS = 256
 
 async def get_objects(call: Call) -> Answer:
     """The objects that the body asks for, as tar or frames."""
-    if has_customer_key(call.head):
-        raise NotImplementedS3("Objects under a customer's key are to be had one by one.")
-    bucket, service = call.bucket, call.service
-
-    def admit(key: str) -> None:
-        call.authorise("GetObject", bucket.name, key)
-
     async with AsyncExitStack() as stack:
-
-        def reserve(size_bytes: int) -> None:
-            stack.callback(service.begin_batch(size_bytes))
-
-        document, _ = await call.document(limit_bytes=DOCUMENT_BYTES, reserve=reserve)
-        batch = parse_batch(document)
-        del document
-        reads = service.batch(bucket, batch.objects, admit=admit)
-        stack.push_async_callback(reads.close)
-        stream = BatchStream(reads, batch, bucket.name)
+        batch, reads = await open_batch(call, stack)
+        stream = BatchStream(reads, batch, call.bucket.name)
         stack.push_async_callback(stream.end)
         await stream.begin()
         stream.at_end = stack.pop_all()
@@ -52,6 +37,26 @@ async def get_objects(call: Call) -> Answer:
         tier=stream.tier,
         served=stream.served,
     )
+
+
+async def open_batch(call: Call, stack: AsyncExitStack) -> tuple[BatchRequest, BatchReads]:
+    """What the body asks for, and the objects to be taken; both are good until `stack` is
+    closed."""
+    if has_customer_key(call.head):
+        raise NotImplementedS3("Objects under a customer's key are to be had one by one.")
+    bucket, service = call.bucket, call.service
+
+    def admit(key: str) -> None:
+        call.authorise("GetObject", bucket.name, key)
+
+    def reserve(size_bytes: int) -> None:
+        stack.callback(service.begin_batch(size_bytes))
+
+    document, _ = await call.document(limit_bytes=DOCUMENT_BYTES, reserve=reserve)
+    batch = parse_batch(document)
+    reads = service.batch(bucket, batch.objects, admit=admit)
+    stack.push_async_callback(reads.close)
+    return batch, reads
 
 
 class BatchStream:

@@ -12,7 +12,7 @@ from aiohttp import ClientError
 from aiohttp.http_exceptions import HttpProcessingError
 from msgspec import Struct
 
-from gateway.auth.identity import PayloadSigning
+from gateway.auth.identity import UNSIGNED, PayloadSigning
 from gateway.auth.request import RequestHead
 from gateway.errors import (
     BadDigest,
@@ -68,8 +68,12 @@ def open_body(
     *,
     timeout_seconds: float,
     checksums_describe_body: bool = True,
+    memory_bytes: int | None = None,
 ) -> Body:
     """The body of the request in `head`, whose bytes come from `stream`.
+
+    `memory_bytes`: they come from a client's memory and are so many; nothing of the framing in
+    `head` is about them.
 
     `timeout_seconds`: how long the wire may stay silent. `checksums_describe_body` is False for
     CompleteMultipartUpload alone, whose x-amz-checksum-* headers speak of the assembled object.
@@ -77,9 +81,13 @@ def open_body(
     Raises at once what the head gives away: MissingContentLength, EntityTooLarge, InvalidDigest,
     InvalidRequest, MalformedTrailerError.
     """
+    if memory_bytes is not None:
+        payload = UNSIGNED
     trailer = payload.kind.endswith("-trailer")
     chunked = trailer or payload.kind == "signed-chunks"
-    wire_length_bytes = _length(head, "content-length")
+    wire_length_bytes = memory_bytes
+    if memory_bytes is None:
+        wire_length_bytes = _length(head, "content-length")
     length_bytes = _length(head, "x-amz-decoded-content-length") if chunked else wire_length_bytes
     if length_bytes is None:
         raise MissingContentLength

@@ -72,7 +72,7 @@ class Exchange(Protocol):
 class Call(Request):
     """What a handler needs: the request, the service, and the body once wanted."""
 
-    __slots__ = ("_exchange", "config", "service")
+    __slots__ = ("_exchange", "config", "memory", "service")
 
     def __init__(
         self, exchange: Exchange, request: Request, *, service: ObjectService, config: S3Config
@@ -88,6 +88,8 @@ class Call(Request):
         self.service = service
         self.config = config
         self._exchange = exchange
+        # Where the body comes from instead of the wire, and how long it is (docs/rdma.md).
+        self.memory: tuple[ByteStream, int] | None = None
 
     async def body(self) -> Body:
         """The request's body, verified as it is read; call once, after every other check.
@@ -123,12 +125,14 @@ class Call(Request):
         return b"".join(blocks), body
 
     def _open(self, *, checksums_describe_body: bool = True) -> Body:
+        stream, size_bytes = self.memory or (self._exchange.stream, None)
         return open_body(
-            self._exchange.stream,
+            stream,
             self.head,
             self.identity.payload,
             timeout_seconds=self.config.limits.body_timeout_seconds,
             checksums_describe_body=checksums_describe_body,
+            memory_bytes=size_bytes,
         )
 
     @property

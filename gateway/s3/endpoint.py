@@ -6,6 +6,7 @@ that tells the client nothing.
 """
 
 from collections.abc import Awaitable, Callable
+from functools import partial
 
 from gateway.auth.request import RequestHead
 from gateway.config import Config
@@ -27,6 +28,7 @@ from gateway.s3 import (
 from gateway.s3.answer import Answer
 from gateway.s3.call import Call, ClientGoneError, Exchange
 from gateway.s3.entry import Entry
+from gateway.s3.rdma import RdmaFace
 from gateway.s3.record import Record, Recorder
 from gateway.s3.refusals import Refusals, s3_error, tell_failure
 from gateway.store.service import ObjectService
@@ -85,8 +87,11 @@ class Endpoint:
         entry: Entry,
         recorder: Recorder,
         metrics: Metrics,
+        rdma: RdmaFace,
     ) -> None:
         self._config = config.s3
+        self._rdma = rdma
+        self._handlers: dict[str, Handler] = {**_HANDLERS, **rdma.handlers}
         self._service = service
         self._past_packs = past_packs
         self._entry = entry
@@ -136,11 +141,15 @@ class Endpoint:
         service = self._past_packs if request.past_packs else self._service
         call = Call(exchange, request, service=service, config=self._config)
         writes = relay.relayed(call)
+        handler: Handler | None
         if writes is not None:
-            return await relay.relay(call, writes=writes)
-        handler = _HANDLERS.get(call.operation.name)
+            handler = partial(relay.relay, writes=writes)
+        else:
+            handler = self._handlers.get(call.operation.name)
         if handler is None:
             raise NotImplementedS3(fields={"Operation": call.operation.name})
+        if self._rdma.concerns(call):
+            return await self._rdma.answer(call, handler, relayed=writes is not None)
         return await handler(call)
 
     async def _send_failure(self, exchange: Exchange, record: Record, failure: S3Error) -> None:

@@ -18,6 +18,7 @@ from gateway.s3.record import BYPASS, PACKS_HEADER, Record
 from gateway.s3.route import match
 from gateway.store.buckets import Bucket
 
+RDMA_SESSIONS = frozenset(("PrepareRdma", "ReadyRdma", "CancelRdma"))
 _READS = frozenset(("GetObject", "HeadObject"))
 _BY_KEY = frozenset(("DeleteObjects", "GetObjects"))
 _LISTINGS = frozenset(
@@ -146,6 +147,11 @@ def _authorise(request: Request) -> None:
     later."""
     operation = request.operation
     if operation.name == "ListBuckets":
+        return
+    if operation.name in RDMA_SESSIONS:
+        # Each tenant's own; what may be moved over it is asked of each request.
+        if request.anonymous:
+            raise AccessDenied
         return
     if operation.name in _BY_KEY and not request.anonymous:
         if request.past_packs:

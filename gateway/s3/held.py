@@ -12,6 +12,8 @@ from msgspec import Struct, field
 
 from gateway.auth.request import RequestHead
 from gateway.errors import S3Error
+from gateway.rdma.token import TOKEN_HEADER
+from gateway.rdma.wire import FALLBACK_HEADER
 from gateway.s3.answer import Answer
 from gateway.s3.call import ClientGoneError
 from gateway.s3.entry import Entry
@@ -27,6 +29,7 @@ from gateway.tiers.protocol import FileRegion
 log = structlog.get_logger()
 
 _READS = frozenset(("GetObject", "HeadObject"))
+_RDMA_HEADERS = frozenset((TOKEN_HEADER, FALLBACK_HEADER))
 
 
 class HeldAnswer(Struct):
@@ -57,6 +60,8 @@ class HeldEndpoint:
     ) -> HeldAnswer | None:
         """The answer to a plain read; None where the long way has to look. `files`: the wire can
         send from files. `send_now`, and where that says so `send`, must follow."""
+        if not _RDMA_HEADERS.isdisjoint(head.fields):
+            return None
         record = self._recorder.begin()
         try:
             request = self._entry.admit(head, record, secure=secure)

@@ -89,6 +89,7 @@ _VALUELESS = {
     "POST": frozenset(("delete", "feedrack-batch", "restore", "select", "uploadId", "uploads")),
     "DELETE": frozenset(("uploadId", "versionId")),
 }
+_RDMA_STEPS = {"prepare": "PrepareRdma", "ready": "ReadyRdma", "cancel": "CancelRdma"}
 _UNKNOWN = "Unknown"
 _VERBS = {"GET": "Get", "HEAD": "Get", "PUT": "Put", "POST": "Create", "DELETE": "Delete"}
 
@@ -110,7 +111,7 @@ def match(head: RequestHead, virtual_host_domain: str | None) -> Operation:
         query.setdefault(name, value)
     bucket, key = _address(head, virtual_host_domain)
     if not bucket and not key:
-        return Operation(_service(head.method), query=query)
+        return Operation(_service(head.method, query), query=query)
     if _BUCKET.fullmatch(bucket) is None:
         raise InvalidBucketName(fields={"BucketName": bucket})
     if not key:
@@ -139,10 +140,23 @@ def _host_name(host: str) -> str:
     return host.rstrip(".").lower()
 
 
-def _service(method: str) -> str:
+def _service(method: str, query: dict[str, str]) -> str:
     if method == "GET":
         return "ListBuckets"
+    if method == "POST" and "feedrack-rdma" in query:
+        # Ours, not AWS's: docs/rdma.md.
+        return _named_step(query["feedrack-rdma"])
     raise MethodNotAllowed
+
+
+def _named_step(step: str) -> str:
+    name = _RDMA_STEPS.get(step)
+    if name is None:
+        raise InvalidArgument(
+            f"feedrack-rdma is one of {', '.join(_RDMA_STEPS)}.",
+            fields={"ArgumentName": "feedrack-rdma", "ArgumentValue": step[:64]},
+        )
+    return name
 
 
 def _bucket(method: str, query: dict[str, str]) -> str:

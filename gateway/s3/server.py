@@ -7,6 +7,7 @@ from typing import Any
 from gateway.auth.sigv4 import Authenticator
 from gateway.config import Config, LimitsConfig
 from gateway.errors import S3Error
+from gateway.rdma.server import RdmaServer
 from gateway.s3.answer import Answer
 from gateway.s3.connection import Connection
 from gateway.s3.doors import Door
@@ -15,6 +16,7 @@ from gateway.s3.entry import Entry
 from gateway.s3.held import HeldEndpoint
 from gateway.s3.lanes import Gate, LaneMaker, LongLane
 from gateway.s3.long_lane import Lanes
+from gateway.s3.rdma import RdmaFace
 from gateway.s3.record import Recorder
 from gateway.s3.refusals import Refusals
 from gateway.store.service import ObjectService
@@ -171,6 +173,7 @@ def object_server(
     metrics: Metrics,
     *,
     past_packs: ObjectService,
+    rdma: RdmaServer,
     door: Door,
     limits: LimitsConfig | None = None,
     **kind: Any,
@@ -179,7 +182,8 @@ def object_server(
     of the configured ones, `kind` as `S3Server` takes it."""
     recorder = Recorder(config.node.id, RequestReporter(metrics, config.log))
     entry = Entry(config.s3, authenticator, service.bucket)
-    endpoint = Endpoint(config, service, past_packs, entry, recorder, metrics)
+    face = RdmaFace(rdma, metrics)
+    endpoint = Endpoint(config, service, past_packs, entry, recorder, metrics, face)
     return S3Server(
         limits or config.s3.limits,
         metrics,

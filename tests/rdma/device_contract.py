@@ -5,7 +5,6 @@ import mmap
 import os
 import select
 import time
-from collections.abc import Iterator
 
 import pytest
 
@@ -48,11 +47,10 @@ class DeviceContract:
         raise NotImplementedError
 
     @pytest.fixture
-    def memory(self) -> Iterator[mmap.mmap]:
+    def memory(self) -> mmap.mmap:
         memory = mmap.mmap(-1, SIZE)
         memory[:] = os.urandom(SIZE)
-        # Registrations hold on to it until they are closed, by whoever made them.
-        yield memory
+        return memory
 
     def test_what_is_written_is_in_the_peers_memory(
         self, near: Device, far: Device, memory: mmap.mmap

@@ -15,6 +15,8 @@ from botocore.credentials import Credentials
 
 from gateway import config as configuration
 from gateway.app import Node
+from gateway.rdma import verbs
+from gateway.rdma.server import OpenDevice
 from gateway.telemetry.lines import standard_error
 
 ACCESS_KEY = "demo"
@@ -169,6 +171,8 @@ async def running(
     origin: Mapping[str, Any] | None = None,
     origins: Mapping[str, Any] | None = None,
     cache: Mapping[str, Any] | None = None,
+    rdma: Mapping[str, Any] | None = None,
+    open_device: OpenDevice = verbs.open_device,
 ) -> AsyncIterator[Running]:
     """A node over `directory/data`, or over `origin`, drained and stopped at the end. `origins`:
     further ones."""
@@ -194,6 +198,7 @@ async def running(
                 **(origins or {}),
             },
             "buckets": dict(buckets or {}),
+            "rdma": dict(rdma or {}),
             "tenants": [
                 {
                     "name": "demo",
@@ -210,7 +215,7 @@ async def running(
             ],
         }
     )
-    node = Node(config)
+    node = Node(config, open_device=open_device)
     started = Running(node, root)
     try:
         await node.start()

@@ -82,6 +82,7 @@ class Door:
             ),
             self.metrics,
             past_packs=node.node.parts.past_packs,
+            rdma=node.node.parts.rdma,
             door=self.door,
         )
         self._lines = Lines(self.server, config.log)
