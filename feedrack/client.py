@@ -86,9 +86,7 @@ class Client:
         else:
             ask = (lambda: given) if given is not None else profile.credentials()
         self._signer = Signer(self.endpoint.host_header, self.endpoint.region, ask)
-        self._service_signer = Signer(
-            self.endpoint.service_host_header, self.endpoint.region, ask
-        )
+        self._service_signer = Signer(self.endpoint.service_host_header, self.endpoint.region, ask)
         self._pause = pause
         self._tls: ssl.SSLContext | None = None
         if self.endpoint.tls:
@@ -289,7 +287,7 @@ class Client:
 
 
 def _has_ended(connection: http.client.HTTPConnection) -> bool:
-    """Whether a connection that rests was closed at its other end: nothing else makes it readable."""
+    """Whether a connection that rests was closed: nothing else makes it readable."""
     poll = select.poll()
     poll.register(connection.sock, select.POLLIN)
     return bool(poll.poll(0))

@@ -1,4 +1,4 @@
-"""Objects by RDMA between a gateway and memory of this process: see docs/reader.md and docs/rdma.md.
+"""Objects by RDMA between a gateway and memory of this process: docs/reader.md and docs/rdma.md.
 
 Without a device everything works over HTTP.
 """

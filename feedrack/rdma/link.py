@@ -1,8 +1,8 @@
 """The connection to a gateway: a session, the tokens of its requests, and the fence.
 
-A token that went out lets the gateway at memory for as long as the queue pair stands. So whoever does
-not learn how a request ended has the session fenced before the memory is used for anything else; all
-other requests of the session then end, too, and the next one connects anew.
+A token that went out lets the gateway at memory for as long as the queue pair stands. So whoever
+does not learn how a request ended has the session fenced before the memory is used for anything
+else; all other requests of the session then end, too, and the next one connects anew.
 """
 
 import itertools
@@ -11,7 +11,7 @@ import random
 import threading
 import time
 from collections.abc import Callable
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import msgspec
 
@@ -38,8 +38,6 @@ _LONGEST_PAUSE_SECONDS = 60.0
 # A gateway learns RDMA by being configured anew, other services never do.
 _NO_GATEWAY_SECONDS = 300.0
 _NODE_HEADER = "x-feedrack-node"
-
-Kind = TypeVar("Kind", bound=msgspec.Struct)
 
 
 class Session:
@@ -180,14 +178,10 @@ class Link:
             raise NoRdma("connect", f"there is no queue pair: {error}") from error
         prepared: Prepared | None = None
         try:
-            answer = self._ask("prepare", Prepare(pair.address))
-            if answer.status == 501:
-                raise NoRdma("gateway", f"the gateway has no RDMA: {said_of(answer)}")
-            prepared = _read(Prepared, answer, 200)
+            answer = self._ask("prepare", Prepare(pair.address), 200)
+            prepared = _read(answer)
             opened.connect(pair, prepared.address)
-            ready = self._ask("ready", SessionDocument(prepared.session))
-            if ready.status != 204:
-                raise NoRdma("connect", f"ready: {ready.status} {said_of(ready)}")
+            self._ask("ready", SessionDocument(prepared.session), 204)
         except BaseException as error:
             opened.fence(pair)
             if prepared is not None:
@@ -206,21 +200,25 @@ class Link:
         pause = longest * (0.5 + random.random() / 2)  # noqa: S311
         self._not_before = self._now() + (0.0 if proven and self._failures == 1 else pause)
 
-    def _ask(self, step: Step, document: msgspec.Struct) -> Answer:
-        return self._http.ask_service(((SESSION_QUERY, step),), msgspec.json.encode(document))
+    def _ask(self, step: Step, document: msgspec.Struct, expected: int) -> Answer:
+        """The answer to a step. NoRdma where it is not the one expected."""
+        answer = self._http.ask_service(((SESSION_QUERY, step),), msgspec.json.encode(document))
+        if answer.status == 501:
+            raise NoRdma("gateway", f"the gateway has no RDMA: {said_of(answer)}")
+        if answer.status != expected:
+            raise NoRdma("connect", f"{step}: {answer.status} {said_of(answer)}")
+        return answer
 
     def _cancel(self, session: str) -> None:
         try:
-            self._ask("cancel", SessionDocument(session))
-        except TROUBLE as error:
+            self._ask("cancel", SessionDocument(session), 204)
+        except (*TROUBLE, NoRdma) as error:
             # The gateway asks for a sign of life, and ends it then.
             log.debug("rdma session not cancelled: %r", error)
 
 
-def _read(kind: type[Kind], answer: Answer, status: int) -> Kind:
-    if answer.status != status:
-        raise NoRdma("connect", f"prepare: {answer.status} {said_of(answer)}")
+def _read(answer: Answer) -> Prepared:
     try:
-        return read_document(kind, answer.body)
+        return read_document(Prepared, answer.body)
     except BadDocument as error:
         raise NoRdma("connect", f"the gateway's answer is off: {error}") from error

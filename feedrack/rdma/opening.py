@@ -1,8 +1,8 @@
 """This process's devices, and what a fork leaves of them.
 
-A device belongs to the process that opened it. A child must neither use its parent's nor end it: what
-it would end are the parent's queue pairs and registrations, since the kernel takes both for one. So
-the child keeps everything of its parent's devices for ever, untouched.
+A device belongs to the process that opened it. A child must neither use its parent's nor end it:
+what it would end are the parent's queue pairs and registrations, since the kernel takes both for
+one. So the child keeps everything of its parent's devices for ever, untouched.
 """
 
 import ctypes
@@ -46,7 +46,7 @@ class Forked(Protocol):
     """Whoever is to hear that it lives in a child now."""
 
     def forked(self) -> None:
-        """Takes back to their beginnings locks, connections and devices. Only one thread is there."""
+        """Begins anew: with locks that are free, and without connections and devices."""
         ...
 
 
@@ -61,7 +61,7 @@ _forked: "weakref.WeakSet[Forked]" = weakref.WeakSet()
 
 
 def open_once(wanted: Wanted, now: Callable[[], float] = time.monotonic) -> "Opened":
-    """Opens a device for one client. NoRdma, at once where this process knows that there is none."""
+    """Opens a device for one client. NoRdma, at once where it is known that there is none."""
     absence = _absent.get(wanted)
     if absence is not None and now() < absence.until:
         raise absence.trouble
@@ -144,9 +144,7 @@ class Opened:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(self))
 
 
-def _end(
-    process: int, device: Device, registrations: set[Registration], pairs: set[Pair]
-) -> None:
+def _end(process: int, device: Device, registrations: set[Registration], pairs: set[Pair]) -> None:
     if process == os.getpid():
         while pairs:
             pairs.pop().close()
