@@ -114,7 +114,7 @@ class Reader:
     ) -> dict[str, str]:
         """Puts into `found` what comes by RDMA; what to tell the gateway of why not all did."""
         try:
-            for frame in rdma.frames(keys, ranges):
+            for frame in rdma.read(keys, ranges):
                 self._settle(frame, keys, frame.position, found)
         except rdma.Trouble as trouble:
             return rdma.fall_back(trouble)

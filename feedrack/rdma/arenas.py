@@ -97,7 +97,7 @@ class BatchReader:
         """What was done in this process until now."""
         return self._mover.counts
 
-    def frames(
+    def read(
         self, keys: Sequence[str], ranges: Sequence[str | None] | None
     ) -> Iterator[frames.Frame]:
         """A frame for each object that comes by RDMA, or in the answer that declines it, in any
