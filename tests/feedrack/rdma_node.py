@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from tests.rdma.soft import Fabric
 from tests.s3.running import ACCESS_KEY, SECRET_KEY, Running, running
 
 REGION = "us-east-1"
-OPTIONS = {"access_key": ACCESS_KEY, "secret_key": SECRET_KEY, "region": REGION}
+OPTIONS: dict[str, Any] = {"access_key": ACCESS_KEY, "secret_key": SECRET_KEY, "region": REGION}
 
 
 class RdmaNode:
@@ -66,11 +66,14 @@ class RdmaNode:
 
     def end_sessions(self) -> None:
         """The gateway ends them all, as one that was restarted has none."""
-        self._done(
-            lambda: [session.line.fail("closed") for session in list(self.rdma._table)]
-        )
 
-    def _done(self, what: Any) -> None:
+        def end() -> None:
+            for session in list(self.rdma._table):
+                session.line.fail("closed")
+
+        self._done(end)
+
+    def _done(self, what: Callable[[], None]) -> None:
         async def run() -> None:
             what()
 

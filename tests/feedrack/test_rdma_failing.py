@@ -1,4 +1,4 @@
-"""What a client does when RDMA fails it: it asks over HTTP, and nobody else writes to its memory."""
+"""What a client does when RDMA fails: it asks over HTTP, and nobody else writes to its memory."""
 
 import gc
 import os
@@ -13,7 +13,7 @@ import pytest
 from feedrack.client import Client as HttpClient
 from feedrack.endpoint import Access
 from feedrack.errors import MissingObject
-from feedrack.rdma import Client, opening
+from feedrack.rdma import Client, Result, opening
 from feedrack.rdma.link import Link
 from feedrack.rdma.memory import of_buffer
 from feedrack.rdma.opening import NoRdma, Wanted
@@ -80,7 +80,7 @@ def test_a_host_without_rdma_finds_out_once(
             for _ in range(3):
                 result = client.get_into("k", memory)
                 assert (result.transport, result.reason) == ("http", reason)
-                assert memory.view == DATA
+                assert memory.contents() == DATA
             assert client.counts == (0, 0, {reason: 3})
     assert len(open_device.opened) == 1
     assert [record.levelname for record in caplog.records] == ["WARNING"] * 2
@@ -102,20 +102,18 @@ def test_a_device_that_was_not_there_may_come_later(
     opening.open_once(Wanted(), lambda: clock[0]).close()
 
 
-def test_a_gateway_without_rdma_is_asked_seldom(
-    fabric: Fabric, tmp_path: Path
-) -> None:
+def test_a_gateway_without_rdma_is_asked_seldom(fabric: Fabric, tmp_path: Path) -> None:
     with rdma_node(tmp_path, fabric, mode="off") as node, client_of(node.url) as client:
         node.put("k", DATA)
         memory = client.register(bytearray(10))
         for _ in range(5):
             result = client.get_into("k", memory)
             assert (result.transport, result.reason) == ("http", "gateway")
-            assert memory.view == DATA
+            assert memory.contents() == DATA
         assert client.counts.fallbacks == {"gateway": 5}
-        assert node.counted("requests_total", operation="PrepareRdma", code="501", tenant="demo") == (
-            1.0
-        ) or node.counted("rdma_fallbacks_total", reason="gateway") == 5
+        assert node.counted("rdma_fallbacks_total", reason="gateway") == 5
+        asked = {"operation": "PrepareRdma", "tenant": "demo"}
+        assert node.counted("requests_total", code="NotImplemented", **asked) == 1
 
 
 def test_another_service_never_sees_what_is_not_s3s(fabric: Fabric) -> None:
@@ -138,7 +136,7 @@ def test_a_session_that_the_gateway_ended_is_made_anew(client: Client, node: Rdm
         # The answer that declines brings the bytes.
         result = client.get_into("k", memory)
         assert (result.transport, result.reason) == ("http", "gateway")
-        assert memory.view == DATA
+        assert memory.contents() == DATA
         assert client.get_into("k", memory).transport == "rdma"
     node.end_sessions()
     assert client.put_from("p", memory).reason == "gateway"
@@ -169,7 +167,7 @@ def test_memory_is_fenced_before_it_is_used_after_a_time_out(
             assert node.read("p") == DATA
         else:
             [row] = client.batch_into(["k"], memory)
-            assert row.memory.view == DATA
+            assert row.memory.contents() == DATA
         assert target == DATA
         # The client's end is gone, so that what the gateway still holds comes to nothing.
         assert set(pairs) - set(fabric.pairs)
@@ -193,22 +191,21 @@ def test_a_transfer_that_fails_is_done_over_http(
             for pair in device._pairs:
                 pair.fail()
 
-    for ask in (
+    asks: list[Callable[[], Result]] = [
         lambda: client.get_into("k", memory),
         lambda: client.put_from("p", memory),
-    ):
+    ]
+    for ask in asks:
         fabric.on_move = break_off
         result = ask()
         assert (result.transport, result.reason) == ("http", "transfer")
-        assert memory.view == DATA
+        assert memory.contents() == DATA
         assert client.get_into("k", memory).transport == "rdma"
     assert node.read("p") == DATA
     assert client.counts.fallbacks == {"transfer": 2}
 
 
-def test_memory_that_cannot_be_registered_is_good_for_http(
-    client: Client, node: RdmaNode
-) -> None:
+def test_memory_that_cannot_be_registered_is_good_for_http(client: Client, node: RdmaNode) -> None:
     memory = client.register(bytearray(0))
     assert client.put_from("empty", memory).reason == "memory"
     assert client.get_into("empty", memory).reason == "memory"
@@ -253,7 +250,7 @@ def test_a_fork_among_busy_threads_finds_locks_free(client: Client, node: RdmaNo
             if child == 0:
                 memory = client.register(bytearray(10))
                 client.get_into("k", memory)
-                os._exit(0 if memory.view == DATA else 1)
+                os._exit(0 if memory.contents() == DATA else 1)
             assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     finally:
         over.set()
@@ -273,7 +270,6 @@ def test_what_is_dropped_is_ended(node: RdmaNode, fabric: Fabric) -> None:
     del client, opened
     gc.collect()
     assert not device._open
-    assert not device.regions or all(region for region in device.regions)
 
 
 # An endpoint that does not keep to the wire
@@ -337,9 +333,11 @@ def test_an_answer_that_cannot_be_is_not_believed(
 
     def script(asked: Asked) -> Reply:
         answer = gateway(asked)
-        return answer._replace(status=206) if "range" in asked.headers and (
-            "x-amz-rdma-token" not in asked.headers
-        ) else answer
+        return (
+            answer._replace(status=206)
+            if "range" in asked.headers and ("x-amz-rdma-token" not in asked.headers)
+            else answer
+        )
 
     with scripted(script) as endpoint, client_of(endpoint.url) as client:
         target = bytearray(10)
@@ -403,9 +401,11 @@ def test_a_session_that_cannot_be_had_is_tried_for_again_after_a_while(
         assert tried[0] == 1
         # Ever less often.
         assert 5 <= tried[-1] <= 12
-        assert not [number for number in set(fabric.pairs) - before if (
-            fabric.pairs[number].device is not gateway.device
-        )]
+        assert not [
+            number
+            for number in set(fabric.pairs) - before
+            if (fabric.pairs[number].device is not gateway.device)
+        ]
         if step == "ready":
             assert gateway.steps.count("cancel") == tried[-1]
         gateway.refuse.clear()
@@ -473,6 +473,7 @@ def test_a_token_goes_out_once_also_where_a_connection_has_ended(fabric: Fabric)
             client.get_into("k", memory)
         assert len(set(tokens)) == len(tokens)
         assert client.counts.transfers + client.counts.fallbacks.get("transfer", 0) == 5
+        assert len(tokens) <= 5
 
 
 def test_what_is_missing_is_missing_either_way(client: Client) -> None:

@@ -6,6 +6,7 @@ import os
 import threading
 from array import array
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -135,9 +136,9 @@ def test_errors_are_those_of_any_read(either: Client, node: RdmaNode) -> None:
         either.get_into("e", memory, "bytes=10-")
     with pytest.raises(ObjectChanged):
         either.get_into("e", memory, etag="other")
-    with pytest.raises(WrongMemory, match="5 bytes do not fit in 4|5 bytes do not fit"):
+    with pytest.raises(WrongMemory, match="5 bytes do not fit"):
         either.get_into("e", memory[:4])
-    assert memory.view == b"....."
+    assert memory.contents() == b"....."
     # None of them cost the session.
     either.get_into("e", memory)
     assert either.counts.transfers in (0, 1)
@@ -158,7 +159,7 @@ def test_memory_is_whatever_can_be_written(client: Client, node: RdmaNode) -> No
     assert target[10:] == bytes(range(70))
     for wrong in (b"fixed", memoryview(bytearray(9))[::2]):
         with pytest.raises(WrongMemory):
-            client.register(wrong)  # type: ignore[arg-type]
+            client.register(wrong)
     with pytest.raises(WrongMemory):
         whole[::2]
     assert client.counts.fallbacks == {}
@@ -229,16 +230,16 @@ def test_a_batch_lies_in_memory_in_the_order_asked(
     rows = either.batch_into(keys, memory, ranges)
     assert [row.key for row in rows] == keys
     for row in rows[:-2]:
-        assert row.memory.view == objects[row.key]
+        assert row.memory.contents() == objects[row.key]
         assert (row.status, row.length) == (200, len(objects[row.key]))
         assert row.etag
         assert row.last_modified_ms
     assert (rows[-2].status, rows[-2].code, rows[-2].length) == (404, "NoSuchKey", 0)
     assert rows[-1].status == 206
     assert rows[-1].range == f"bytes 5-9/{len(objects['b/3'])}"
-    assert rows[-1].memory.view == objects["b/3"][5:10]
+    assert rows[-1].memory.contents() == objects["b/3"][5:10]
     ends = [(row.offset, row.offset + row.length) for row in rows]
-    assert all(before[1] == after[0] for before, after in zip(ends, ends[1:], strict=False))
+    assert all(before[1] == after[0] for before, after in pairwise(ends))
 
 
 def test_what_does_not_fit_is_told_with_all_after_it(
@@ -272,12 +273,12 @@ def test_a_batch_of_more_than_one_request(either: Client, objects: dict[str, byt
     rows = either.batch_into(keys, memory)
     assert len(rows) == len(keys)
     assert rows[-1].offset + rows[-1].length == len(memory)
-    assert rows[-1].memory.view == objects["b/2"]
+    assert rows[-1].memory.contents() == objects["b/2"]
 
 
 def test_a_client_is_of_a_bucket() -> None:
     with pytest.raises(WrongAddress):
-        Client("s3://train/prefix", **OPTIONS)  # type: ignore[arg-type]
+        Client("s3://train/prefix", **OPTIONS)
 
 
 def test_both_ways_were_gone(client: Client, without: Client, node: RdmaNode) -> None:
@@ -304,7 +305,7 @@ def test_a_client_that_was_closed_opens_anew(client: Client, node: RdmaNode) -> 
 
 
 def test_closing_leaves_no_session_behind(node: RdmaNode, tmp_path: Path) -> None:
-    with Client("s3://train", endpoint_url=node.url, **OPTIONS) as client:  # type: ignore[arg-type]
+    with Client("s3://train", endpoint_url=node.url, **OPTIONS) as client:
         node.put("x", b"1")
         client.get_into("x", client.register(bytearray(1)))
         held = len(list(node.rdma._table))
