@@ -125,6 +125,9 @@ class Metrics:
             "reason",
         )
         self.rdma_buffers_free = state("rdma_buffers_free", "Registered buffers nobody has.")
+        self.rdma_mapped_bytes = state(
+            "rdma_mapped_bytes", "Bytes of chunk files that are registered where they lie."
+        )
         self.members = state("members", "Nodes alive in the cluster.")
         self.lease_seconds = state(
             "lease_seconds", "What is left of this node's lease on what it remembers; 0: none."
