@@ -5,9 +5,11 @@ export UV_TOOL_DIR := $(CURDIR)/.tools/uv
 export UV_TOOL_BIN_DIR := $(CURDIR)/.tools/bin
 # The machine's own certificates: many sites reach the package index through a proxy of theirs.
 export UV_SYSTEM_CERTS := true
+# The tests start hundreds of processes: each would compile all it imports, which is most of its start.
+unexport PYTHONDONTWRITEBYTECODE
 ARGS ?=
 
-.PHONY: help install redis slurm clients real-files demo cluster soak test test-slurm-24 check format \
+.PHONY: help install redis slurm rdma clients real-files demo cluster soak test test-slurm-24 test-rdma check format \
 	bench clean
 
 help:          ## this list
@@ -28,6 +30,9 @@ test: install redis slurm clients real-files ## all tests but those marked hardw
 test-slurm-24: install redis ## the tests with a Slurm, on release 24.11, in a Debian root that it makes
 	@sh tests/slurm/make-root.sh trixie .tools/trixie
 	FEEDRACK_SLURM_ROOT=$(CURDIR)/.tools/trixie REQUIRE=slurm $(RUN) pytest -n auto --dist loadgroup tests/slurm $(ARGS)
+
+test-rdma: install rdma ## what wants verbs, in virtual machines (RDMA_MAY_BE_MISSING=1 lets it pass without)
+	@$(RUN) python -m tests.rdma.vm test $(ARGS)
 
 check: install ## format, lint, types, import floors
 	$(RUN) ruff format --check .
@@ -54,6 +59,9 @@ redis:         # the coordinator of several nodes, where it can be had
 
 slurm:         # the scheduler, where it can be had
 	@sh tests/slurm/install-slurm.sh
+
+rdma:          # what the virtual machines are made of, where it can be had
+	@sh tests/rdma/install-rdma.sh
 
 clients:       # the S3 clients the tests drive, where they can be had
 	@sh tests/install-clients.sh $(UV)

@@ -12,6 +12,7 @@ from feedrack.errors import (
     RequestRefused,
     Unavailable,
     WrongAddress,
+    WrongMemory,
 )
 from feedrack.keys import Keys
 
@@ -28,5 +29,6 @@ __all__ = [
     "RequestRefused",
     "Unavailable",
     "WrongAddress",
+    "WrongMemory",
     "open_dataset",
 ]

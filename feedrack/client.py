@@ -10,6 +10,7 @@ import http.client
 import os
 import random
 import re
+import select
 import socket
 import ssl
 import time
@@ -85,6 +86,7 @@ class Client:
         else:
             ask = (lambda: given) if given is not None else profile.credentials()
         self._signer = Signer(self.endpoint.host_header, self.endpoint.region, ask)
+        self._service_signer = Signer(self.endpoint.service_host_header, self.endpoint.region, ask)
         self._pause = pause
         self._tls: ssl.SSLContext | None = None
         if self.endpoint.tls:
@@ -143,7 +145,7 @@ class Client:
                 if answer.status not in _RETRIED:
                     return answer
                 if attempt >= self.access.attempts:
-                    raise Unavailable(f"{what}: {answer.status} {_said(answer)}, {attempt} times")
+                    raise Unavailable(f"{what}: {answer.status} {said_of(answer)}, {attempt} times")
             self.wait(attempt)
             attempt += 1
 
@@ -160,13 +162,43 @@ class Client:
         key: str | None,
         query: Query = (),
         headers: Mapping[str, str] | None = None,
-        body: bytes = b"",
+        body: bytes | memoryview = b"",
+        *,
+        sha256: str | None = None,
+        singly: bool = False,
     ) -> Iterator[Streamed]:
         """One request, once; its connection is kept if the answer was read to its end.
 
+        `sha256`: what is signed for the body's. `singly`: it never goes out twice, also where a
+        kept connection turns out to have ended. Raises TROUBLE."""
+        target, sent = self._head(method, key, query, headers or {}, body, sha256)
+        with self._exchange(method, target, sent, body, singly=singly) as streamed:
+            yield streamed
+
+    def ask_service(self, query: Query, body: bytes) -> Answer:
+        """The answer to a POST to the service itself, of no bucket, whatever it is. Asked once.
+
         Raises TROUBLE."""
-        target, sent = self._head(method, key, query, headers or {}, body)
-        connection, response = self._send(method, target, sent, body)
+        path, text = self.endpoint.service_path, encode_query(query)
+        headers = {"content-type": "application/json"}
+        sent = self._service_signer.headers(
+            "POST", path, text, headers, hashlib.sha256(body).hexdigest()
+        )
+        sent["content-length"] = str(len(body))
+        with self._exchange("POST", f"{path}?{text}", sent, body, singly=True) as streamed:
+            return Answer(streamed.status, streamed.headers, streamed.body.read())
+
+    @contextmanager
+    def _exchange(
+        self,
+        method: str,
+        target: str,
+        sent: Mapping[str, str],
+        body: bytes | memoryview,
+        *,
+        singly: bool,
+    ) -> Iterator[Streamed]:
+        connection, response = self._send(method, target, sent, body, singly=singly)
         kept = False
         try:
             found = {name.lower(): value for name, value in response.getheaders()}
@@ -181,10 +213,19 @@ class Client:
                 connection.close()
 
     def _send(
-        self, method: str, target: str, sent: Mapping[str, str], body: bytes
+        self,
+        method: str,
+        target: str,
+        sent: Mapping[str, str],
+        body: bytes | memoryview,
+        *,
+        singly: bool,
     ) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
         while True:
             connection, fresh = self._connection()
+            if singly and not fresh and _has_ended(connection):
+                connection.close()
+                continue
             try:
                 connection.putrequest(method, target, skip_host=True, skip_accept_encoding=True)
                 for name, value in sent.items():
@@ -195,7 +236,7 @@ class Client:
                 connection.close()
                 # The endpoint may close a connection that rests; that is no trouble of its.
                 gone = isinstance(error, ConnectionError | http.client.BadStatusLine)
-                if fresh or not gone:
+                if fresh or singly or not gone:
                     raise
 
     def _connection(self) -> tuple[http.client.HTTPConnection, bool]:
@@ -224,12 +265,19 @@ class Client:
         return connection, True
 
     def _head(
-        self, method: str, key: str | None, query: Query, headers: Mapping[str, str], body: bytes
+        self,
+        method: str,
+        key: str | None,
+        query: Query,
+        headers: Mapping[str, str],
+        body: bytes | memoryview,
+        sha256: str | None = None,
     ) -> tuple[str, dict[str, str]]:
         path, text = self.endpoint.path(key), encode_query(query)
-        sha256 = hashlib.sha256(body).hexdigest() if body else EMPTY_SHA256
+        if sha256 is None:
+            sha256 = hashlib.sha256(body).hexdigest() if body else EMPTY_SHA256
         sent = self._signer.headers(method, path, text, headers, sha256)
-        if method == "POST":
+        if method in ("POST", "PUT"):
             sent["content-length"] = str(len(body))
         return f"{path}?{text}" if text else path, sent
 
@@ -238,10 +286,17 @@ class Client:
         self._idle.close()
 
 
+def _has_ended(connection: http.client.HTTPConnection) -> bool:
+    """Whether a connection that rests was closed: nothing else makes it readable."""
+    poll = select.poll()
+    poll.register(connection.sock, select.POLLIN)
+    return bool(poll.poll(0))
+
+
 def refusal(answer: Answer, bucket: str, key: str | None) -> FeedrackError:
     """The error that an answer is."""
     what = f"s3://{bucket}" if key is None else f"s3://{bucket}/{key}"
-    said = _said(answer)
+    said = said_of(answer)
     code = said.partition(":")[0]
     if code == "NoSuchBucket":
         return MissingBucket(f"{what}: {said}", key=key)
@@ -258,7 +313,7 @@ def refusal(answer: Answer, bucket: str, key: str | None) -> FeedrackError:
     return RequestRefused(f"{what}: {answer.status} {said}", key=key)
 
 
-def _said(answer: Answer) -> str:
+def said_of(answer: Answer) -> str:
     """What an error says of itself: its code and message."""
     body = answer.body[:_ERROR_BYTES]
     code, message = _CODE.search(body), _MESSAGE.search(body)

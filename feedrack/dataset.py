@@ -29,12 +29,14 @@ def open_dataset(
     attempts: int = 6,
     connections: int = 8,
     short_circuit: bool = True,
+    rdma: bool = True,
 ) -> "Dataset":
     """Opens `s3://bucket/prefix`, and lists it once.
 
     Keys, region and endpoint are found as every S3 tool finds them: arguments, `AWS_*` variables,
     profile files. `connections`: how many objects are asked for at once where the endpoint knows no
     batch requests. `short_circuit`: map shards of packs that a gateway on this machine hands over.
+    `rdma`: take batches by RDMA where this host and the gateway can.
     Raises the errors of `feedrack.errors`."""
     given = given_credentials(access_key, secret_key, session_token)
     access = Access(
@@ -48,6 +50,7 @@ def open_dataset(
         attempts,
         connections,
         short_circuit,
+        rdma,
     )
     bucket, prefix = parse_address(url)
     reader = Reader(bucket, access)

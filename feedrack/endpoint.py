@@ -12,7 +12,10 @@ _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,254}\Z")
 
 
 class Endpoint(NamedTuple):
-    """One bucket: `base` is the encoded path in front of a key, without a slash at its end."""
+    """One bucket: `base` is the encoded path in front of a key, without a slash at its end.
+
+    `service_host_header` and `service_base`: the same of the service, whose requests name no
+    bucket."""
 
     bucket: str
     tls: bool
@@ -22,12 +25,19 @@ class Endpoint(NamedTuple):
     base: str
     region: str
     ca_file: str | None
+    service_host_header: str
+    service_base: str
 
     def path(self, key: str | None) -> str:
         """The path of a key as it is sent and signed, or of the bucket."""
         if key is None:
             return self.base or "/"
         return f"{self.base}/{quote(key, safe='/-_.~')}"
+
+    @property
+    def service_path(self) -> str:
+        """The path of the service."""
+        return self.service_base or "/"
 
 
 class Access(NamedTuple):
@@ -46,6 +56,7 @@ class Access(NamedTuple):
     attempts: int = 6
     connections: int = 8
     short_circuit: bool = True
+    rdma: bool = True
 
 
 def given_credentials(
@@ -88,23 +99,30 @@ def find_endpoint(bucket: str, access: Access, profile: Profile) -> Endpoint:
     if style not in ("path", "virtual"):
         aws = host.endswith((".amazonaws.com", ".amazonaws.com.cn"))
         style = "virtual" if aws and "." not in bucket else "path"
-    base = parts.path.rstrip("/")
+    service_base = base = parts.path.rstrip("/")
+    usual = 443 if tls else 80
+    service_host_header = _host_header(host, port, usual)
     if style == "virtual":
         host = f"{bucket}.{host}"
     else:
         base = f"{base}/{bucket}"
-    named = f"[{host}]" if ":" in host else host
-    usual = 443 if tls else 80
     return Endpoint(
         bucket,
         tls,
         host,
         port or usual,
-        named if port in (None, usual) else f"{named}:{port}",
+        _host_header(host, port, usual),
         base,
         region,
         access.ca_file or profile.ca_file(),
+        service_host_header,
+        service_base,
     )
+
+
+def _host_header(host: str, port: int | None, usual: int) -> str:
+    named = f"[{host}]" if ":" in host else host
+    return named if port in (None, usual) else f"{named}:{port}"
 
 
 def find_profile(access: Access) -> Profile:

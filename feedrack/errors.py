@@ -41,5 +41,10 @@ class RequestRefused(FeedrackError):
     """The endpoint refused for another reason, which the message names."""
 
 
+class WrongMemory(FeedrackError):
+    """The memory that was given is too small, cannot be written, or is out of the processor's
+    reach."""
+
+
 class Unavailable(FeedrackError):
     """The endpoint could not be reached, or stayed in trouble, for all the times it was asked."""

@@ -45,6 +45,7 @@ class FeedrackFileSystem(AbstractFileSystem):  # type: ignore[misc]
         timeout_seconds: float = 60.0,
         attempts: int = 6,
         connections: int = 8,
+        rdma: bool = True,
         **options: Any,
     ) -> None:
         super().__init__(**options)
@@ -59,6 +60,7 @@ class FeedrackFileSystem(AbstractFileSystem):  # type: ignore[misc]
             timeout_seconds,
             attempts,
             connections,
+            rdma=rdma,
         )
         self._readers: dict[str, Reader] = {}
 

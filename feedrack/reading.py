@@ -5,11 +5,15 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
 
 from feedrack import frames
 from feedrack.client import TROUBLE, Answer, Client, refusal
 from feedrack.endpoint import Access
 from feedrack.errors import FeedrackError, RequestRefused, Unavailable
+
+if TYPE_CHECKING:
+    from feedrack.rdma.arenas import BatchReader
 
 Outcome = bytes | FeedrackError
 _BUFFER_BYTES = 256 * 1024
@@ -33,6 +37,7 @@ class Reader:
     ) -> None:
         self.client = Client(bucket, access, pause=pause)
         self._batches = True
+        self._rdma = _batches_by_rdma(self.client) if access.rdma else None
         self._threads: tuple[int, ThreadPoolExecutor] | None = None
 
     def read(self, key: str, byte_range: str | None = None, *, etag: str | None = None) -> bytes:
@@ -69,6 +74,8 @@ class Reader:
         threads, self._threads = self._threads, None
         if threads is not None and threads[0] == os.getpid():
             threads[1].shutdown(wait=False, cancel_futures=True)
+        if self._rdma is not None:
+            self._rdma.close()
         self.client.close()
 
     def _batch(self, keys: Sequence[str], ranges: Sequence[str | None] | None) -> list[Outcome]:
@@ -76,10 +83,15 @@ class Reader:
 
         Raises _NoBatches."""
         found: list[Outcome | None] = [None] * len(keys)
-        left: Sequence[int] = range(len(keys))
+        told: dict[str, str] = {}
+        if self._rdma is not None:
+            told = self._by_rdma(self._rdma, keys, ranges, found)
+        left: Sequence[int] = [index for index, one in enumerate(found) if _unsettled(one)]
+        if not left:
+            return [outcome for outcome in found if outcome is not None]
         attempt = 1
         while True:
-            trouble = self._batch_once(keys, ranges, left, found)
+            trouble = self._batch_once(keys, ranges, left, found, told)
             still = [index for index in left if _unsettled(found[index])]
             settled = [outcome for outcome in found if outcome is not None]
             if not still:
@@ -93,19 +105,38 @@ class Reader:
             attempt = attempt + 1 if len(still) == len(left) else 1
             left = still
 
+    def _by_rdma(
+        self,
+        rdma: "BatchReader",
+        keys: Sequence[str],
+        ranges: Sequence[str | None] | None,
+        found: list[Outcome | None],
+    ) -> dict[str, str]:
+        """Puts into `found` what comes by RDMA; what to tell the gateway of why not all did."""
+        try:
+            for frame in rdma.read(keys, ranges):
+                self._settle(frame, keys, frame.position, found)
+        except rdma.Trouble as trouble:
+            return rdma.fall_back(trouble)
+        except FeedrackError:
+            # The same request over HTTP finds the same, and knows what it means.
+            return {}
+        return {}
+
     def _batch_once(
         self,
         keys: Sequence[str],
         ranges: Sequence[str | None] | None,
         asked: Sequence[int],
         found: list[Outcome | None],
+        told: dict[str, str],
     ) -> str:
         """Puts into `found` what comes; why not all of it came."""
         body = frames.encode_request(
             [keys[index] for index in asked],
             None if ranges is None else [ranges[index] for index in asked],
         )
-        headers = {"content-type": "application/json"}
+        headers = {"content-type": "application/json", **told}
         try:
             with self.client.open("POST", None, _BATCH, headers, body) as streamed:
                 kind = streamed.headers.get("content-type", "")
@@ -132,11 +163,19 @@ class Reader:
         found: list[Outcome | None],
     ) -> None:
         for frame in frames.read_frames(answer.read, len(asked)):
-            index = asked[frame.position]
-            found[index] = frame.body if frame.status < 300 else self._refused(frame, keys[index])
+            self._settle(frame, keys, asked[frame.position], found)
         # The end of the body too, so that the connection can be used again.
         if answer.read(1):
             raise frames.FramesBroken("more after the last frame")
+
+    def _settle(
+        self,
+        frame: frames.Frame,
+        keys: Sequence[str],
+        index: int,
+        found: list[Outcome | None],
+    ) -> None:
+        found[index] = frame.body if frame.status < 300 else self._refused(frame, keys[index])
 
     def _refused(self, frame: frames.Frame, key: str) -> FeedrackError:
         said = frames.said_of(frame)
@@ -167,6 +206,13 @@ class Reader:
             pool = ThreadPoolExecutor(self.client.access.connections, "feedrack-get")
             threads = self._threads = (process, pool)
         return threads[1]
+
+
+def _batches_by_rdma(client: Client) -> "BatchReader":
+    # Not for those who import feedrack and read no dataset.
+    from feedrack.rdma.arenas import BatchReader
+
+    return BatchReader(client)
 
 
 def _unsettled(outcome: Outcome | None) -> bool:

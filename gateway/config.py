@@ -148,6 +148,8 @@ class RdmaConfig(Section, frozen=True):
     gid_index: Annotated[int, Meta(ge=0, le=65_535)] | None = None
     # Registered, and so locked in memory.
     buffers: Bytes = Bytes(64 * 1024**2)
+    # Of chunk files, registered where they lie while they are read often; 0: always copied.
+    mapped: Bytes = Bytes(256 * 1024**2)
     sessions: Annotated[int, Meta(ge=1, le=65_536)] = 1024
     sessions_per_tenant: Annotated[int, Meta(ge=1, le=65_536)] = 256
     # Pieces of 1 MiB under way on one session.

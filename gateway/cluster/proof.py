@@ -136,8 +136,13 @@ class Verifier:
 
 
 def proven_headers(headers: Mapping[str, str]) -> dict[str, str]:
-    """Those of a request that its proof speaks for; of others nobody knows who wrote them."""
-    return {name: value for name, value in headers.items() if name.startswith(_OURS)}
+    """Those of a request that its proof speaks for; of others nobody knows who wrote them. The
+    proof itself is nobody's to see."""
+    return {
+        name: value
+        for name, value in headers.items()
+        if name.startswith(_OURS) and name != SIGNATURE
+    }
 
 
 def is_nonce(value: str) -> bool:

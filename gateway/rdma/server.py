@@ -12,6 +12,7 @@ from gateway.rdma import verbs
 from gateway.rdma.buffers import BufferPool
 from gateway.rdma.device import Device, RdmaUnavailable, VerbFailed
 from gateway.rdma.lines import Completions, Line, LineFailed
+from gateway.rdma.mapped import MappedFiles
 from gateway.rdma.sessions import Session, SessionTable, TooManySessions
 from gateway.rdma.token import BadToken, Token
 from gateway.rdma.transfers import Transfer
@@ -51,6 +52,7 @@ class RdmaServer:
         self._sweep_seconds = sweep_seconds
         self._device: Device | None = None
         self._pool: BufferPool | None = None
+        self._files: MappedFiles | None = None
         self._completions: Completions | None = None
         self._sweeper: asyncio.Task[None] | None = None
         self._knocks: set[asyncio.Task[None]] = set()
@@ -78,6 +80,7 @@ class RdmaServer:
             )
             self._device = device
             self._pool = await asyncio.to_thread(BufferPool, device, config.buffers)
+            self._files = MappedFiles(device, config.mapped)
         except (RdmaUnavailable, VerbFailed) as error:
             self.reason = str(error)
             if self._device is not None:
@@ -101,6 +104,10 @@ class RdmaServer:
     def buffers_free(self) -> int:
         """How many buffers nobody has."""
         return self._pool.free if self._pool is not None else 0
+
+    def sessions_of(self, tenant: str) -> int:
+        """How many sessions a tenant has."""
+        return self._table.count(tenant)
 
     def prepare(self, tenant: str, peer: PairAddress) -> Prepared:
         """A session whose queue pair expects `peer`. TooManySessions, VerbFailed,
@@ -149,8 +156,8 @@ class RdmaServer:
         """The transfer that the token stands for; None where this node has no such session of the
         tenant's. It may rest for `timeout_seconds`, or as configured. BadToken where it was used
         before."""
-        session, pool = self._table.find(token.session, tenant), self._pool
-        if session is None or pool is None or session.state != "ready":
+        session, pool, files = self._table.find(token.session, tenant), self._pool, self._files
+        if session is None or pool is None or files is None or session.state != "ready":
             return None
         if not session.used.use(token.sequence):
             raise BadToken("its number was used before")
@@ -160,8 +167,14 @@ class RdmaServer:
             session.transfers -= 1
             session.since = self._now()
 
-        timeout_seconds = timeout_seconds or self._config.transfer_timeout_seconds
-        return Transfer(session, token, pool, timeout_seconds=timeout_seconds, on_end=over)
+        return Transfer(
+            session,
+            token,
+            pool,
+            files,
+            timeout_seconds=timeout_seconds or self._config.transfer_timeout_seconds,
+            on_end=over,
+        )
 
     async def close(self) -> None:
         """Ends all sessions, and returns once the device is through with everything."""
@@ -171,6 +184,8 @@ class RdmaServer:
         await asyncio.gather(*(line.close() for line in list(self._lines)))
         if self._completions is not None:
             self._completions.close()
+        if self._files is not None:
+            self._files.close()
         if self._pool is not None:
             self._pool.close()
         if self._device is not None:
@@ -197,6 +212,9 @@ class RdmaServer:
                 self._knocks.add(task)
                 task.add_done_callback(self._knocks.discard)
             self._metrics.rdma_buffers_free.set(self.buffers_free)
+            if self._files is not None:
+                self._files.tidy()
+                self._metrics.rdma_mapped_bytes.set(self._files.held_bytes)
 
 
 async def _knock(session: Session, timeout_seconds: float) -> None:

@@ -59,9 +59,13 @@ class SessionTable:
         """Nothing where this tenant may have one more. TooManySessions."""
         if len(self._sessions) >= self._most:
             raise TooManySessions(f"this node has {self._most} RDMA sessions already")
-        own = sum(each.tenant == tenant for each in self._sessions.values())
+        own = self.count(tenant)
         if own >= self._most_per_tenant:
             raise TooManySessions(f"{tenant} has {own} RDMA sessions already")
+
+    def count(self, tenant: str) -> int:
+        """How many a tenant has."""
+        return sum(each.tenant == tenant for each in self._sessions.values())
 
     def add(self, session: Session) -> None:
         self._sessions[session.id] = session

@@ -88,8 +88,10 @@ class UsedNumbers:
             self._bits = (kept | 1) & ((1 << self._width) - 1)
             self._highest = number
             return True
+        if -ahead >= self._width:
+            return False
         bit = 1 << -ahead
-        if -ahead >= self._width or self._bits & bit:
+        if self._bits & bit:
             return False
         self._bits |= bit
         return True

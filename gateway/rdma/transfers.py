@@ -13,6 +13,7 @@ from collections.abc import Callable
 
 from gateway.rdma.buffers import Buffer, BufferPool
 from gateway.rdma.lines import Line, LineFailed
+from gateway.rdma.mapped import MappedFiles
 from gateway.rdma.sessions import Session
 from gateway.rdma.token import Token
 
@@ -43,11 +44,13 @@ class Transfer:
         session: Session,
         token: Token,
         pool: BufferPool,
+        files: MappedFiles,
         *,
         timeout_seconds: float,
         on_end: Callable[[], None],
     ) -> None:
         self.token = token
+        self._files = files
         self._session = session
         self._line: Line = session.line
         self._pool = pool
@@ -90,9 +93,13 @@ class Transfer:
             rest = rest[size:]
 
     async def write_file(self, descriptor: int, offset: int, size_bytes: int) -> None:
-        """Takes bytes of an open file, straight into registered memory. TransferFailed where the
-        file ends early, as for the rest; MemoryTooSmall."""
+        """Takes bytes of an open file: from where they lie, or straight into a buffer.
+        TransferFailed where the file ends early, as for the rest; MemoryTooSmall."""
         self.check_room(size_bytes)
+        part = self._files.part(descriptor, offset, size_bytes)
+        if part is not None:
+            await self.write_region(part.address, size_bytes, part.lkey, part.release)
+            return
         while size_bytes:
             buffer = await self._buffer()
             start = self._gathered_bytes

@@ -133,6 +133,9 @@ class Metrics:
             "Spans that other nodes were asked for over HTTP though large, by why.",
             "reason",
         )
+        self.rdma_mapped_bytes = state(
+            "rdma_mapped_bytes", "Bytes of chunk files that are registered where they lie."
+        )
         self.members = state("members", "Nodes alive in the cluster.")
         self.lease_seconds = state(
             "lease_seconds", "What is left of this node's lease on what it remembers; 0: none."

@@ -83,7 +83,7 @@ def scripted(script: Script) -> Iterator[Scripted]:
         def log_message(self, *_: Any) -> None:
             return
 
-    for method in ("GET", "POST", "HEAD"):
+    for method in ("GET", "POST", "PUT", "HEAD"):
         setattr(Handler, f"do_{method}", Handler.answer)
 
     class Server(ThreadingHTTPServer):

@@ -4,7 +4,7 @@ and that no read fails of it."""
 import asyncio
 import itertools
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import aclosing, asynccontextmanager
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -102,7 +102,7 @@ async def two(
     nodes = {"a1": racks[0], "a2": racks[1]}
     async with cluster(folder, nodes, settings, open_device=opener) as made:
         # What a2 reads of a1 in its rack it keeps nothing of.
-        made["a2"].parts.near.is_hot = lambda span: False  # type: ignore[method-assign]  # noqa: ARG005
+        made["a2"].parts.near.is_hot = lambda span: False  # type: ignore[method-assign]
         yield Two(made, fabric, devices, folder)
     assert not fabric.pairs
     assert not any(device.regions for found in devices.values() for device in found)
@@ -230,20 +230,20 @@ async def test_a_reader_that_takes_nothing_loses_its_buffer_and_no_bytes(tmp_pat
         slow, slow_body = await nodes.warm(4 * MIB)
         fast, fast_body = await nodes.warm(4 * MIB)
         answer = await nodes.asker.open(slow)
-        async with aclosing(answer.blocks()) as blocks:
-            got = bytes(await anext(blocks))
-            assert moving.free == 1
-            assert moving._memory is not None
-            other = moving._memory.take()
-            assert other is not None
-            moved = nodes.moved
-            assert await nodes.asker.read(fast) == fast_body
-            assert nodes.fell_back("no-buffer") == 1
-            moving._now = lambda: float("inf")
-            assert await nodes.asker.read(fast) == fast_body
-            assert nodes.moved - moved == 4 * MIB
-            async for block in blocks:
-                got += block
+        blocks = answer.blocks()
+        got = bytes(await anext(blocks))
+        assert moving.free == 1
+        assert moving._memory is not None
+        other = moving._memory.take()
+        assert other is not None
+        moved = nodes.moved
+        assert await nodes.asker.read(fast) == fast_body
+        assert nodes.fell_back("no-buffer") == 1
+        moving._now = lambda: float("inf")
+        assert await nodes.asker.read(fast) == fast_body
+        assert nodes.moved - moved == 4 * MIB
+        async for block in blocks:
+            got += block
         await answer.close()
         assert got == slow_body
         moving._memory.give(other)

@@ -22,6 +22,8 @@ from gateway.telemetry.lines import standard_error
 ACCESS_KEY = "demo"
 SECRET_KEY = "demo-secret"  # a test's, on loopback
 RESTRICTED = "limited"
+# Longer than a machine takes that is emulated by a busy one.
+PATIENCE_SECONDS = 60
 
 
 class Running:
@@ -114,8 +116,8 @@ class Wire:
         await self.writer.drain()
 
     async def reply(self, method: str = "GET") -> Reply:
-        """The next answer. Fails where none comes within ten seconds."""
-        async with asyncio.timeout(10):
+        """The next answer. Fails where none comes within `PATIENCE_SECONDS`."""
+        async with asyncio.timeout(PATIENCE_SECONDS):
             head = (await self.reader.readuntil(b"\r\n\r\n")).decode("latin-1")
             status_line, *lines = head.strip().split("\r\n")
             headers = {}

@@ -1,0 +1,224 @@
+"""The connection to a gateway: a session, the tokens of its requests, and the fence.
+
+A token that went out lets the gateway at memory for as long as the queue pair stands. So whoever
+does not learn how a request ended has the session fenced before the memory is used for anything
+else; all other requests of the session then end, too, and the next one connects anew.
+"""
+
+import itertools
+import logging
+import random
+import threading
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+import msgspec
+
+from feedrack.client import TROUBLE, Answer, said_of
+from feedrack.client import Client as HttpClient
+from feedrack.rdma.memory import Memory
+from feedrack.rdma.opening import NoRdma, Opened, Wanted, open_once
+from gateway.rdma.device import Pair, VerbFailed
+from gateway.rdma.token import Token, render_token
+from gateway.rdma.wire import (
+    SESSION_QUERY,
+    BadDocument,
+    Prepare,
+    Prepared,
+    Step,
+    read_document,
+)
+from gateway.rdma.wire import Session as SessionDocument
+
+log = logging.getLogger("feedrack.rdma")
+
+_FIRST_PAUSE_SECONDS = 1.0
+_LONGEST_PAUSE_SECONDS = 60.0
+# A gateway learns RDMA by being configured anew, other services never do.
+_NO_GATEWAY_SECONDS = 300.0
+_NODE_HEADER = "x-feedrack-node"
+
+
+class Session:
+    """A connected queue pair, and which numbers its tokens have used. For any thread."""
+
+    def __init__(self, opened: Opened, pair: Pair, prepared: Prepared, node: str) -> None:
+        self.opened = opened
+        self.id = prepared.session
+        self.idle_seconds = prepared.idle_seconds
+        # Which of the gateways behind one name it is with.
+        self.node = node
+        self.used_at = float("-inf")
+        # Whether anything was moved by it.
+        self.proven = False
+        self._pair = pair
+        self._numbers = itertools.count()
+
+    def token(self, memory: Memory) -> str:
+        """A token for this memory, good for one request. VerbFailed."""
+        address, rkey = memory.locate(self.opened)
+        token = Token(self.id, next(self._numbers), address, memory.size_bytes, rkey)
+        return render_token(token)
+
+    def end(self) -> None:
+        """Fences it: the gateway does not touch any memory here any more. Safe to call twice."""
+        self.opened.fence(self._pair)
+
+
+class Lease(NamedTuple):
+    """One request's right to move by RDMA."""
+
+    session: Session
+    token: str
+
+
+class Link:
+    """One client's way to its gateway by RDMA, opened at the first need. For any thread; a child
+    calls `forked` before anything else."""
+
+    def __init__(
+        self, http: HttpClient, wanted: Wanted, *, now: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._http = http
+        self._wanted = wanted
+        self._now = now
+        self.forked()
+
+    def forked(self) -> None:
+        """Begins at the beginning, as a process does that has nothing open."""
+        self._lock = threading.Lock()
+        self._opened: Opened | None = None
+        self._session: Session | None = None
+        self._failures = 0
+        self._trouble: NoRdma | None = None
+        self._not_before = float("-inf")
+
+    def opened(self) -> Opened:
+        """The device. NoRdma."""
+        with self._lock:
+            return self._device()
+
+    def lease(self, memory: Memory) -> Lease:
+        """A token for this memory, on a session that stands. NoRdma, and Unavailable where the
+        endpoint does not even answer who it is."""
+        with self._lock:
+            opened = self._device()
+            session = self._session
+            if session is not None and self._now() - session.used_at >= session.idle_seconds:
+                # The gateway has ended it by now.
+                self._session = None
+                session.end()
+                session = None
+            if session is None:
+                session = self._session = self._connected(opened)
+            session.used_at = self._now()
+        try:
+            return Lease(session, session.token(memory))
+        except (VerbFailed, ValueError) as error:
+            raise NoRdma("memory", f"the memory cannot be registered: {error}") from error
+
+    def succeeded(self, lease: Lease) -> None:
+        """A request moved by RDMA."""
+        lease.session.proven = True
+        lease.session.used_at = self._now()
+        self._failures = 0
+
+    def declined(self, lease: Lease, headers: dict[str, str]) -> None:
+        """The gateway did not know the token's session, or had no part in it."""
+        if headers.get(_NODE_HEADER, lease.session.node) != lease.session.node:
+            # Another one behind the same name; the session is none of its.
+            return
+        self.fence(lease, NoRdma("gateway", "the gateway has ended the session"))
+
+    def fence(self, lease: Lease, why: NoRdma) -> None:
+        """Once this returns, the gateway neither reads nor writes any memory of this process's."""
+        session = lease.session
+        session.end()
+        with self._lock:
+            if self._session is session:
+                self._session = None
+                self._pause(why, proven=session.proven)
+        log.debug("rdma session ended: %s", why)
+
+    def close(self) -> None:
+        """Ends session and device; what was registered is no more."""
+        with self._lock:
+            session, self._session = self._session, None
+            opened, self._opened = self._opened, None
+        if session is not None:
+            session.end()
+            self._cancel(session.id)
+        if opened is not None:
+            opened.close()
+
+    def _device(self) -> Opened:
+        if self._opened is None:
+            self._opened = open_once(self._wanted, self._now)
+        return self._opened
+
+    def _connected(self, opened: Opened) -> Session:
+        if self._trouble is not None and self._now() < self._not_before:
+            raise self._trouble
+        if not self._http.finds_gateway():
+            trouble = NoRdma("gateway", "the endpoint is no feedrack gateway")
+            self._trouble, self._not_before = trouble, self._now() + _NO_GATEWAY_SECONDS
+            raise trouble
+        try:
+            return self._connect(opened)
+        except NoRdma as trouble:
+            self._pause(trouble, proven=False)
+            raise
+
+    def _connect(self, opened: Opened) -> Session:
+        """Prepare, connect, ready. NoRdma."""
+        try:
+            pair = opened.pair()
+        except VerbFailed as error:
+            raise NoRdma("connect", f"there is no queue pair: {error}") from error
+        prepared: Prepared | None = None
+        try:
+            answer = self._ask("prepare", Prepare(pair.address), 200)
+            prepared = _read(answer)
+            opened.connect(pair, prepared.address)
+            self._ask("ready", SessionDocument(prepared.session), 204)
+        except BaseException as error:
+            opened.fence(pair)
+            if prepared is not None:
+                self._cancel(prepared.session)
+            if isinstance(error, (*TROUBLE, VerbFailed)):
+                raise NoRdma("connect", f"not connected: {error!r}") from error
+            raise
+        return Session(opened, pair, prepared, answer.headers.get(_NODE_HEADER, ""))
+
+    def _pause(self, trouble: NoRdma, *, proven: bool) -> None:
+        """After a failure, how long not to connect: not at all where all had been well."""
+        self._failures += 1
+        self._trouble = trouble
+        longest = min(_LONGEST_PAUSE_SECONDS, _FIRST_PAUSE_SECONDS * 2 ** (self._failures - 1))
+        # Half of it by chance: a gateway's clients all lose it at the same moment.
+        pause = longest * (0.5 + random.random() / 2)  # noqa: S311
+        self._not_before = self._now() + (0.0 if proven and self._failures == 1 else pause)
+
+    def _ask(self, step: Step, document: msgspec.Struct, expected: int) -> Answer:
+        """The answer to a step. NoRdma where it is not the one expected."""
+        answer = self._http.ask_service(((SESSION_QUERY, step),), msgspec.json.encode(document))
+        if answer.status == 501:
+            raise NoRdma("gateway", f"the gateway has no RDMA: {said_of(answer)}")
+        if answer.status != expected:
+            raise NoRdma("connect", f"{step}: {answer.status} {said_of(answer)}")
+        return answer
+
+    def _cancel(self, session: str) -> None:
+        try:
+            self._ask("cancel", SessionDocument(session), 204)
+        except (*TROUBLE, NoRdma) as error:
+            # The gateway asks for a sign of life, and ends it then.
+            log.debug("rdma session not cancelled: %r", error)
+
+
+def _read(answer: Answer) -> Prepared:
+    try:
+        return read_document(Prepared, answer.body)
+    except BadDocument as error:
+        raise NoRdma("connect", f"the gateway's answer is off: {error}") from error

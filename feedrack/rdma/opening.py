@@ -1,0 +1,163 @@
+"""This process's devices, and what a fork leaves of them.
+
+A device belongs to the process that opened it. A child must neither use its parent's nor end it:
+what it would end are the parent's queue pairs and registrations, since the kernel takes both for
+one. So the child keeps everything of its parent's devices for ever, untouched.
+"""
+
+import ctypes
+import logging
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
+
+from gateway.rdma import verbs
+from gateway.rdma.device import Device, Pair, RdmaUnavailable, Registration, VerbFailed
+from gateway.rdma.wire import FallbackReason, PairAddress
+
+log = logging.getLogger("feedrack.rdma")
+
+# A port may come up later. A library that is not installed will not be.
+_AGAIN_SECONDS = 300.0
+# Nothing is posted on this side; the gateway does all the work.
+_DEPTH = 1
+
+
+class NoRdma(Exception):  # noqa: N818 - said of a request, which then goes over HTTP
+    """A request's payload cannot move by RDMA, for one of the reasons of docs/rdma.md."""
+
+    def __init__(self, reason: FallbackReason, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+class Wanted(NamedTuple):
+    """Which device: by name, port and index of the GID, or the first that will do."""
+
+    device: str | None = None
+    port: int | None = None
+    gid_index: int | None = None
+
+
+class Forked(Protocol):
+    """Whoever is to hear that it lives in a child now."""
+
+    def forked(self) -> None:
+        """Begins anew: with locks that are free, and without connections and devices."""
+        ...
+
+
+class _Absence(NamedTuple):
+    trouble: NoRdma
+    until: float
+
+
+_absent: dict[Wanted, _Absence] = {}
+_opened: "weakref.WeakSet[Opened]" = weakref.WeakSet()
+_forked: "weakref.WeakSet[Forked]" = weakref.WeakSet()
+
+
+def open_once(wanted: Wanted, now: Callable[[], float] = time.monotonic) -> "Opened":
+    """Opens a device for one client. NoRdma, at once where it is known that there is none."""
+    absence = _absent.get(wanted)
+    if absence is not None and now() < absence.until:
+        raise absence.trouble
+    try:
+        return Opened(verbs.open_device(*wanted))
+    except RdmaUnavailable as error:
+        trouble = NoRdma("no-verbs" if error.verbs else "no-device", str(error))
+        until = float("inf") if error.verbs else now() + _AGAIN_SECONDS
+        _absent[wanted] = _Absence(trouble, until)
+        raise trouble from error
+
+
+def tell_of_forks(one: Forked) -> None:
+    """Has `one.forked` called in every child from now on, for as long as it lives."""
+    _forked.add(one)
+
+
+class Opened:
+    """A device that one client has open, and what was registered with it. For any thread."""
+
+    def __init__(self, device: Device) -> None:
+        self.process = os.getpid()
+        self.name = device.name
+        self._device = device
+        self._lock = threading.Lock()
+        self._registrations: set[Registration] = set()
+        self._pairs: set[Pair] = set()
+        _opened.add(self)
+        # What was never closed goes before the interpreter does, in the order that devices want.
+        self._finalizer = weakref.finalize(
+            self, _end, self.process, device, self._registrations, self._pairs
+        )
+
+    def register(self, make: Callable[[Device], Registration]) -> Registration:
+        """Has memory registered that the peer may read and write. VerbFailed."""
+        # Takes long, and is what several threads may do at once.
+        made = make(self._device)
+        self._registrations.add(made)
+        return made
+
+    def unregister(self, made: Registration) -> None:
+        """Ends a registration, in the process that made it. Safe to call twice."""
+        if self.process == os.getpid() and made in self._registrations:
+            self._registrations.discard(made)
+            made.close()
+
+    def pair(self) -> Pair:
+        """A queue pair whose peer may read and write what is registered. VerbFailed."""
+        with self._lock:
+            pair = self._device.pair(depth=_DEPTH, remote=True)
+            self._pairs.add(pair)
+            return pair
+
+    def connect(self, pair: Pair, peer: PairAddress) -> None:
+        """As `Pair.connect`."""
+        with self._lock:
+            pair.connect(peer)
+
+    def fence(self, pair: Pair) -> None:
+        """Ends a queue pair: once this returns, its peer neither reads nor writes any memory here.
+
+        Safe to call twice."""
+        if self.process != os.getpid():
+            return
+        with self._lock:
+            try:
+                pair.fail()
+            except VerbFailed:
+                # Being destroyed stops as much.
+                log.debug("a queue pair could not be failed", exc_info=True)
+            pair.close()
+            self._pairs.discard(pair)
+
+    def close(self) -> None:
+        """Ends the device with all that was registered, in the process that opened it."""
+        self._finalizer()
+
+    def leave_to_parent(self) -> None:
+        """Keeps all of it from ever being ended by this process, a child."""
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self))
+
+
+def _end(process: int, device: Device, registrations: set[Registration], pairs: set[Pair]) -> None:
+    if process == os.getpid():
+        while pairs:
+            pairs.pop().close()
+        while registrations:
+            registrations.pop().close()
+        device.close()
+
+
+def _in_child() -> None:
+    for opened in list(_opened):
+        opened.leave_to_parent()
+    for one in list(_forked):
+        one.forked()
+
+
+os.register_at_fork(after_in_child=_in_child)

@@ -1,0 +1,137 @@
+"""Files are registered where they lie, once, and let go of when there are too many."""
+
+import ctypes
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gateway.rdma.device import VerbFailed
+from gateway.rdma.mapped import FROM_BYTES, MappedFiles
+from tests.rdma.soft import Fabric, SoftDevice
+
+SIZE = 4 * FROM_BYTES
+
+
+@pytest.fixture
+def device() -> Iterator[SoftDevice]:
+    device = Fabric().device()
+    yield device
+    device.close()
+
+
+@pytest.fixture
+def files(device: SoftDevice) -> Iterator[MappedFiles]:
+    files = MappedFiles(device, 8 * SIZE)
+    yield files
+    files.close()
+    assert files.held_bytes == 0
+    assert not device.regions
+
+
+def make(folder: Path, name: str, size: int = SIZE) -> tuple[int, bytes]:
+    data = os.urandom(size)
+    (folder / name).write_bytes(data)
+    return os.open(folder / name, os.O_RDONLY), data
+
+
+def test_a_part_is_the_files_own_bytes(files: MappedFiles, tmp_path: Path) -> None:
+    descriptor, data = make(tmp_path, "a")
+    part = files.part(descriptor, FROM_BYTES, 2 * FROM_BYTES)
+    assert part is not None
+    assert ctypes.string_at(part.address, 2 * FROM_BYTES) == data[FROM_BYTES : 3 * FROM_BYTES]
+    part.release()
+    os.close(descriptor)
+
+
+def test_a_file_is_registered_once(files: MappedFiles, device: SoftDevice, tmp_path: Path) -> None:
+    descriptor, _ = make(tmp_path, "a")
+    for _ in range(3):
+        part = files.part(descriptor, 0, SIZE)
+        assert part is not None
+        part.release()
+    assert len(device.regions) == 1
+    assert files.held_bytes == SIZE
+    os.close(descriptor)
+
+
+def test_another_file_of_the_same_name_is_another(files: MappedFiles, tmp_path: Path) -> None:
+    first, _ = make(tmp_path, "a")
+    part = files.part(first, 0, SIZE)
+    assert part is not None
+    (tmp_path / "a").unlink()
+    second, data = make(tmp_path, "a")
+    other = files.part(second, 0, SIZE)
+    assert other is not None
+    assert ctypes.string_at(other.address, SIZE) == data
+    for each in (part, other):
+        each.release()
+    os.close(first)
+    os.close(second)
+
+
+def test_the_one_read_least_recently_goes_first(
+    files: MappedFiles, device: SoftDevice, tmp_path: Path
+) -> None:
+    opened = [make(tmp_path, str(number))[0] for number in range(10)]
+    held = files.part(opened[0], 0, SIZE)
+    assert held is not None
+    for descriptor in opened[1:]:
+        part = files.part(descriptor, 0, SIZE)
+        assert part is not None
+        part.release()
+    assert files.held_bytes == 8 * SIZE
+    # What is being read stays, however old.
+    assert ctypes.string_at(held.address, 1)
+    assert any(region.address == held.address for region in device.regions.values())
+    held.release()
+    for descriptor in opened:
+        os.close(descriptor)
+
+
+def test_a_removed_file_is_let_go_of(files: MappedFiles, tmp_path: Path) -> None:
+    descriptor, _ = make(tmp_path, "a")
+    part = files.part(descriptor, 0, SIZE)
+    assert part is not None
+    os.close(descriptor)
+    (tmp_path / "a").unlink()
+    files.tidy()
+    assert files.held_bytes == SIZE
+    part.release()
+    files.tidy()
+    assert files.held_bytes == 0
+
+
+@pytest.mark.parametrize(("offset", "size"), [(0, FROM_BYTES - 1), (1, SIZE), (SIZE, FROM_BYTES)])
+def test_little_and_what_is_not_there_is_copied(
+    files: MappedFiles, tmp_path: Path, offset: int, size: int
+) -> None:
+    descriptor, _ = make(tmp_path, "a")
+    assert files.part(descriptor, offset, size) is None
+    os.close(descriptor)
+
+
+def test_a_file_too_large_for_all_others_is_copied(files: MappedFiles, tmp_path: Path) -> None:
+    descriptor, _ = make(tmp_path, "a", 2 * SIZE + 1)
+    assert files.part(descriptor, 0, SIZE) is None
+    os.close(descriptor)
+
+
+def test_a_device_that_cannot_is_asked_once(
+    device: SoftDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def refuse(*_: object, **__: object) -> None:
+        asked.append(1)
+        raise VerbFailed("Bad address")
+
+    monkeypatch.setattr(device, "register_address", refuse)
+    files = MappedFiles(device, 8 * SIZE)
+    descriptor, _ = make(tmp_path, "a")
+    assert files.part(descriptor, 0, SIZE) is None
+    assert files.part(descriptor, 0, SIZE) is None
+    assert len(asked) == 1
+    os.close(descriptor)
+    files.close()

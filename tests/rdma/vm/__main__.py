@@ -1,0 +1,195 @@
+"""Runs a command in a virtual machine with verbs, or one each in two on one wire.
+
+    python -m tests.rdma.vm run [--seconds N] COMMAND…
+    python -m tests.rdma.vm pair [--seconds N] --first 'COMMAND…' COMMAND…
+    python -m tests.rdma.vm test [ARGUMENTS OF PYTEST…]
+
+`test` runs tests/rdma/verbs in one and tests/rdma/link in the second of two. RDMA_MAY_BE_MISSING=1
+lets it pass where no virtual machine can run. The status is the command's (of two, the second's). Besides: 69 something is missing here, 70 a machine
+did not boot, or its command did not end in time.
+"""
+
+import argparse
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from tests.rdma.vm.images import python_images
+from tests.rdma.vm.initrd import initrd
+from tests.rdma.vm.kernel import NoKernelError, kernel
+from tests.rdma.vm.machine import HungError, Machine, Running, wait, wait_pair
+from tests.rdma.vm.missing import bindings, missing
+
+REPOSITORY = Path(__file__).parents[3]
+CACHE = REPOSITORY / ".tools" / "rdma-vm"
+MISSING = 69
+HUNG = 70
+_TAIL_LINES = 60
+PYVERBS = CACHE / "python"
+# What is tested in which machine.
+_FOLDERS = {"one": "tests/rdma/verbs", "second": "tests/rdma/link"}
+
+
+class MissingError(Exception):
+    """This machine lacks something; each argument is one thing."""
+
+
+class Lab:
+    """What all machines share: kernel, first files, images. MissingError says what is not here."""
+
+    def __init__(self, boot_seconds: float, seconds: float) -> None:
+        lacking = missing(PYVERBS)
+        if lacking:
+            raise MissingError(*lacking)
+        try:
+            self._kernel = kernel(CACHE)
+        except NoKernelError as error:
+            raise MissingError(str(error)) from error
+        self._initrd = initrd(self._kernel)
+        self._images = python_images(CACHE / "images")
+        self._limits = (boot_seconds, seconds)
+
+    def run(self, command: Sequence[str]) -> int:
+        """The command's status, in a machine alone. HungError."""
+        folder = self._folder("one")
+        machine = Machine(
+            folder, command, REPOSITORY, environ=self._environ("one"), images=self._images
+        )
+        with self._start(machine, None) as running:
+            return self._told(running, lambda: wait(running, *self._limits))
+
+    def pair(self, first: Sequence[str], second: Sequence[str]) -> int:
+        """The second command's status, each in a machine of its own on one wire. The first is
+        a server: it is ended with the second. HungError."""
+        # Short: a socket's path holds some hundred signs.
+        with tempfile.TemporaryDirectory(prefix="rdma-", dir="/tmp") as name:
+            sockets = (Path(name) / "1", Path(name) / "2")
+            machines = []
+            shared = self._folder("shared")
+            for number, command in enumerate((first, second), start=1):
+                role = ("first", "second")[number - 1]
+                machines.append(
+                    Machine(
+                        self._folder(role),
+                        command,
+                        REPOSITORY,
+                        address=f"10.77.0.{number}",
+                        wire=(sockets[number - 1], sockets[2 - number]),
+                        environ=self._environ(role),
+                        images=self._images,
+                        shared=shared,
+                        cores=1,
+                        memory_mib=2560,
+                    )
+                )
+            said = machines[0].folder / "output.log"
+            with self._start(machines[0], said) as one, self._start(machines[1], None) as two:
+                status = self._told(two, lambda: wait_pair(one, two, *self._limits))
+            if status != 0:
+                _show("what the first said", said)
+            return status
+
+    def _start(self, machine: Machine, output: Path | None) -> Running:
+        return Running(machine, self._kernel / "vmlinux", self._initrd, output)
+
+    def _folder(self, role: str) -> Path:
+        folder = CACHE / "runs" / role
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        return folder
+
+    def _environ(self, role: str) -> dict[str, str]:
+        return {
+            "FEEDRACK_RDMA_GUEST": role,
+            "PYTHONPATH": str(bindings(PYVERBS)),
+            "TMPDIR": "/run/tmp",
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "PYTHONUNBUFFERED": "1",
+            "VIRTUAL_ENV": sys.prefix,
+        }
+
+    def _told(self, running: Running, waiting: Callable[[], int]) -> int:
+        started = time.monotonic()
+        try:
+            status = waiting()
+        except HungError:
+            _show("the kernel's last words", running.machine.console)
+            raise
+        if status != 0:
+            _show("the kernel's last words", running.machine.console)
+        print(f"[{time.monotonic() - started:.0f} s, status {status}]", file=sys.stderr)
+        return status
+
+
+def _test(lab: Lab, arguments: Sequence[str]) -> int:
+    """Both parts, also if the first fails; the first status that is not 0."""
+    pytest = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--timeout=300"]
+    for role, folder in _FOLDERS.items():
+        collected = subprocess.run(
+            [*pytest, "--collect-only", "-qq", folder],
+            cwd=REPOSITORY,
+            env=_compiling() | {"FEEDRACK_RDMA_GUEST": role, "PYTHONPATH": str(bindings(PYVERBS))},
+            capture_output=True,
+            text=True,
+        )
+        if collected.returncode != 0:
+            print(collected.stdout, collected.stderr, file=sys.stderr)
+            return collected.returncode
+    statuses = [
+        lab.run([*pytest, *arguments, _FOLDERS["one"]]),
+        lab.pair(["sh", "tests/rdma/link/server.sh"], [*pytest, *arguments, _FOLDERS["second"]]),
+    ]
+    return next((status for status in statuses if status != 0), 0)
+
+
+def _compiling() -> dict[str, str]:
+    """The environment of a Python that keeps what it compiles: tests as pytest rewrites them,
+    which it could not keep in a machine."""
+    return {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+
+
+def _show(what: str, file: Path) -> None:
+    lines = file.read_text(errors="replace").splitlines() if file.exists() else []
+    print(f"--- {what} ({file})", *lines[-_TAIL_LINES:], "---", sep="\n", file=sys.stderr)
+
+
+def main(arguments: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.rdma.vm")
+    parser.add_argument("--seconds", type=float, default=600.0)
+    parser.add_argument("--boot-seconds", type=float, default=120.0)
+    commands = parser.add_subparsers(dest="what", required=True)
+    run = commands.add_parser("run")
+    pair = commands.add_parser("pair")
+    test = commands.add_parser("test")
+    pair.add_argument("--first", required=True, type=shlex.split)
+    for each in (run, pair, test):
+        each.add_argument("command", nargs=argparse.REMAINDER)
+    asked = parser.parse_args(arguments)
+    command = asked.command[1:] if asked.command[:1] == ["--"] else asked.command
+    try:
+        lab = Lab(asked.boot_seconds, asked.seconds)
+        if asked.what == "test":
+            return _test(lab, command)
+        if asked.what == "pair":
+            return lab.pair(asked.first, command)
+        return lab.run(command)
+    except MissingError as error:
+        print("no virtual machine here; missing:", file=sys.stderr)
+        print(*(f"  {thing}" for thing in error.args), sep="\n", file=sys.stderr)
+        if asked.what == "test" and os.environ.get("RDMA_MAY_BE_MISSING") == "1":
+            print("RDMA_MAY_BE_MISSING=1: not tested here", file=sys.stderr)
+            return 0
+        return MISSING
+    except HungError as error:
+        print(f"the virtual machine hung: {error}", file=sys.stderr)
+        return HUNG
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
