@@ -9,6 +9,7 @@ import ctypes
 import ipaddress
 import secrets
 import select
+import threading
 from collections.abc import Sequence
 from enum import EnumType
 from importlib import import_module
@@ -30,6 +31,8 @@ _PORT_ACTIVE = 4
 _LINK_INFINIBAND = 1
 _POLLED = 64
 _CQ_ENTRIES = 16_384
+# One after the other: a new channel's descriptor is told by its being new.
+_finding = threading.Lock()
 
 
 class _Library:
@@ -102,9 +105,10 @@ class VerbsDevice:
             self.port, attributes = self._find_port(port)
             self.gid_index, self.gid = self._find_gid(gid_index, attributes)
             self._domain = self._opened(library.pd.PD(self._context))
-            before = _event_descriptors()
-            self._channel = self._opened(library.cq.CompChannel(self._context))
-            self.descriptor = _descriptor(self._channel, before)
+            with _finding:
+                before = _event_descriptors()
+                self._channel = self._opened(library.cq.CompChannel(self._context))
+                self.descriptor = _descriptor(self._channel, before)
             self.max_completions = min(_CQ_ENTRIES, int(self._context.query_device().max_cqe))
             self._queue = self._opened(
                 library.cq.CQ(self._context, self.max_completions, None, self._channel, 0)
