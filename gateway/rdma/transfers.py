@@ -11,7 +11,7 @@ import os
 from collections import deque
 from collections.abc import Callable
 
-from gateway.rdma.buffers import Buffer, BufferPool
+from gateway.rdma.buffers import Buffer, Share
 from gateway.rdma.lines import Line, LineFailed
 from gateway.rdma.mapped import MappedFiles
 from gateway.rdma.sessions import Session
@@ -43,7 +43,7 @@ class Transfer:
         self,
         session: Session,
         token: Token,
-        pool: BufferPool,
+        pool: Share,
         files: MappedFiles,
         *,
         timeout_seconds: float,
@@ -274,7 +274,7 @@ class MemoryReader:
         self,
         line: Line,
         token: Token,
-        pool: BufferPool,
+        pool: Share,
         *,
         timeout_seconds: float,
         fail: Callable[[str], TransferFailed],
