@@ -47,7 +47,7 @@ class _Library:
                 home = vars(import_module(name))
             except ImportError:
                 continue
-            # Which Cython built it decides whether they stand in the module, or in its enums alone.
+            # 44 has them in the module, 59 in its enums alone.
             enums: list[Any] = [each for each in home.values() if isinstance(each, EnumType)]
             for enum in enums:
                 self._constants |= {member.name: member.value for member in enum}
