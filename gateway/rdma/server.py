@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable
 
 import structlog
+from msgspec.structs import replace
 
 from gateway.config import RdmaConfig
 from gateway.errors import TierUnavailable
@@ -126,7 +127,9 @@ class RdmaServer:
             raise TooManySessions(f"{tenant} could not be connected a moment ago")
         pair = device.pair(depth=depth, remote=False)
         try:
-            pair.connect(peer)
+            # Both ends mark packets as this node's operator says.
+            marks = self._config.traffic_class
+            pair.connect(replace(peer, traffic_class=marks))
         except VerbFailed:
             pair.close()
             self._not_before[tenant] = self._now() + _PENALTY_SECONDS
@@ -136,7 +139,8 @@ class RdmaServer:
         self._lines.add(line)
         self._table.add(session)
         self._metrics.rdma_sessions.set(len(self._table))
-        return Prepared(session.id, pair.address, self._config.idle_seconds)
+        address = replace(pair.address, traffic_class=marks)
+        return Prepared(session.id, address, self._config.idle_seconds)
 
     def ready(self, tenant: str, id_: str) -> bool:
         """The client's end is there; False where there is no such session of the tenant's."""

@@ -210,7 +210,10 @@ class VerbsDevice:
         library = self._library
         addr = library.addr
         route = addr.GlobalRoute(
-            dgid=addr.GID(_exploded(peer.gid)), sgid_index=self.gid_index, hop_limit=_HOPS
+            dgid=addr.GID(_exploded(peer.gid)),
+            sgid_index=self.gid_index,
+            hop_limit=_HOPS,
+            traffic_class=peer.traffic_class,
         )
         handle = addr.AHAttr(gr=route, is_global=1, port_num=self.port, dlid=peer.lid)
         attributes = library.qp.QPAttr(port_num=self.port)
