@@ -5,10 +5,12 @@ export UV_TOOL_DIR := $(CURDIR)/.tools/uv
 export UV_TOOL_BIN_DIR := $(CURDIR)/.tools/bin
 # The machine's own certificates: many sites reach the package index through a proxy of theirs.
 export UV_SYSTEM_CERTS := true
+# The tests start hundreds of processes: each would compile all it imports, which is most of its start.
+unexport PYTHONDONTWRITEBYTECODE
 ARGS ?=
 
-.PHONY: help install redis slurm clients real-files demo cluster soak test test-slurm-24 check format \
-	bench clean
+.PHONY: help install redis slurm rdma clients real-files demo cluster soak test test-slurm-24 test-rdma check format \
+	bench bench-rdma clean
 
 help:          ## this list
 	@sed -n 's/^\([a-z0-9-]*\):.*##/\1\t/p' $(MAKEFILE_LIST)
@@ -29,6 +31,9 @@ test-slurm-24: install redis ## the tests with a Slurm, on release 24.11, in a D
 	@sh tests/slurm/make-root.sh trixie .tools/trixie
 	FEEDRACK_SLURM_ROOT=$(CURDIR)/.tools/trixie REQUIRE=slurm $(RUN) pytest -n auto --dist loadgroup tests/slurm $(ARGS)
 
+test-rdma: install rdma ## what wants verbs, in virtual machines (RDMA_MAY_BE_MISSING=1 lets it pass without)
+	@$(RUN) python -m tests.rdma.vm test $(ARGS)
+
 check: install ## format, lint, types, import floors
 	$(RUN) ruff format --check .
 	$(RUN) ruff check .
@@ -46,6 +51,10 @@ bench: $(UV)   ## beside the peers, which it installs; results under benchmarks/
 	$(if $(filter-out --quick,$(ARGS)),,@set -e; for name in packing batches epoch cluster affinity placed submissions; do \
 		$(RUN) --group bench python -m benchmarks.$$name $(ARGS); done)
 
+bench-rdma: install rdma ## RDMA beside HTTP, in a virtual machine (ARGS=--here: on this machine's device)
+	@$(UV) sync --frozen --quiet --group bench
+	@$(RUN) --group bench python -m benchmarks.rdma $(ARGS)
+
 install: $(UV)
 	@$(UV) sync --frozen --quiet
 
@@ -54,6 +63,9 @@ redis:         # the coordinator of several nodes, where it can be had
 
 slurm:         # the scheduler, where it can be had
 	@sh tests/slurm/install-slurm.sh
+
+rdma:          # what the virtual machines are made of, where it can be had
+	@sh tests/rdma/install-rdma.sh
 
 clients:       # the S3 clients the tests drive, where they can be had
 	@sh tests/install-clients.sh $(UV)

@@ -1,4 +1,4 @@
-"""`feedrack`: serve a node, look at a configuration, ask a node how it does.
+"""`feedrack`: serve a node, look at a configuration, ask a node how it does, check its RDMA.
 
 Exit status: 0 done, 1 failed, 2 wrong use (a configuration that is wrong included).
 """
@@ -6,17 +6,22 @@ Exit status: 0 done, 1 failed, 2 wrong use (a configuration that is wrong includ
 import asyncio
 import resource
 import sys
+from collections.abc import Iterable
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import click
 import msgspec
 import tomli_w
 
-from gateway.config import Config, ConfigError, load, shown
+from gateway.config import Config, ConfigError, RdmaConfig, load, shown
 from gateway.errors import FeedrackError
 
+if TYPE_CHECKING:
+    from gateway.rdma.findings import Finding
+
 _FILE = click.Path(path_type=Path, dir_okay=False)
+_COLOURS = {"ok": "green", "warning": "yellow", "error": "red", "unknown": "cyan"}
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -86,6 +91,45 @@ def status(url: str, token_file: Path | None, as_json: bool) -> None:
         click.echo(msgspec.json.encode(found))
     else:
         render(found)
+
+
+@main.command("rdma-check")
+@click.option("--config", "path", type=_FILE, help="The TOML file that the node runs.")
+@click.option("--json", "as_json", is_flag=True, help="Machine-readable.")
+def rdma_check(path: Path | None, as_json: bool) -> None:
+    """Say whether this host will use RDMA, and what to do about what is wrong.
+
+    Exits 0 if it will, 1 if not. Run it as the user, and in the container, that the node runs in.
+    """
+    from gateway.rdma.checking import check
+    from gateway.rdma.facts import gather, open_as_gateway
+    from gateway.rdma.findings import is_used, verdict
+
+    config = RdmaConfig() if path is None else _load(path).rdma
+    findings = check(gather(open_as_gateway(config)), config)
+    used, said = is_used(findings), verdict(findings, required=config.mode == "required")
+    if as_json:
+        click.echo(msgspec.json.encode({"used": used, "verdict": said, "findings": findings}))
+    else:
+        _tell_findings(findings)
+        click.echo(f"\n{said}")
+    sys.exit(0 if used else 1)
+
+
+def _tell_findings(findings: "Iterable[Finding]") -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, show_header=False)
+    for each in findings:
+        found = Text(each.found)
+        if each.why:
+            found.append(f"\n{each.why}", style="dim")
+        if each.do:
+            found.append(f"\n→ {each.do}")
+        table.add_row(Text(each.state, style=_COLOURS[each.state]), Text(each.name), found)
+    Console().print(table)
 
 
 def _load(path: Path) -> Config:

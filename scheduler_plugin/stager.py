@@ -4,7 +4,8 @@
 
 A job is staged into the first rack that its preference names; one without a preference into the
 rack of the gateways that comes first for it, so that jobs of one dataset share it. What cannot be
-staged is told as staged: nobody waits for what does not come.
+staged is told as staged: nobody waits for what does not come. As long as no rack is known, nothing
+is told: the script then waits for as long as it does for a daemon that is away.
 """
 
 import asyncio
@@ -25,7 +26,8 @@ _NAMES = re.compile(r"[A-Za-z0-9_.-]+")
 
 
 class Stager:
-    """`rack_of` gives the gateways' rack of a place that is preferred, `racks` all of them."""
+    """`rack_of` gives the gateways' rack of a place that is preferred, `racks` all of them; none
+    while they are not known."""
 
     def __init__(
         self,
@@ -55,22 +57,25 @@ class Stager:
             and _DIRECTIVE.search(job.burst_buffer)
             and (hint := hint_of(job)) is not None
         }
+        racks = self._racks()
+        if waiting and not racks:
+            # After a start they have not been asked for yet; to be away for long is another matter.
+            # What an earlier daemon told is left as it is.
+            return
         by_id = {job.id: job for job in jobs}
         for id_, hint in waiting.items():
-            part = await self._stage(by_id[id_], hint)
+            part = await self._stage(by_id[id_], hint, racks)
             await asyncio.to_thread(self._tell, id_, part)
         for id_ in self._told - waiting.keys():
             (self._folder / str(id_)).unlink(missing_ok=True)
         self._told = set(waiting)
 
-    async def _stage(self, job: Job, hint: Hint) -> float:
+    async def _stage(self, job: Job, hint: Hint, racks: Sequence[str]) -> float:
         """The part that is there, of the dataset of which the least is."""
         parts = [1.0]
         for dataset in hint.datasets:
-            rack = self._rack_for(dataset, hint)
-            if rack is None:
-                continue
             try:
+                rack = self._rack_for(dataset, hint, racks)
                 id_ = await self._warmer.stage(job, dataset, [rack])
             except TooBusy:
                 # It has its turn.
@@ -84,14 +89,13 @@ class Stager:
                 continue
         return min(parts)
 
-    def _rack_for(self, dataset: Dataset, hint: Hint) -> str | None:
+    def _rack_for(self, dataset: Dataset, hint: Hint, racks: Sequence[str]) -> str:
         for place in _NAMES.findall(hint.prefer.rpartition("[")[2]):
             rack = self._rack_of(place)
             if rack is not None:
                 return rack
-        racks = self._racks()
         # The same for all jobs of a dataset, another for another.
-        return racks[sum(dataset.text.encode("utf-8", "replace")) % len(racks)] if racks else None
+        return racks[sum(dataset.text.encode("utf-8", "replace")) % len(racks)]
 
     def _tell(self, job_id: int, part: float) -> None:
         temporary = self._folder / f".new-{secrets.token_hex(8)}"

@@ -96,6 +96,9 @@ class Warmer:
                 await self._hasten(Hasten(asked.id, job.id, STAGED_PRIORITY))
             else:
                 await self._ask(Ask(dataset, tuple(racks), job.id, STAGED_PRIORITY))
+        else:
+            # Asked for in good time, where Slurm plans to start it.
+            await self._hasten(Hasten(asked.id, job.id, STAGED_PRIORITY))
         asked = self._asked.get(key)
         return asked.id if asked is not None and job.id in asked.jobs else None
 

@@ -1,5 +1,6 @@
 """The commands: what they print, and how they exit."""
 
+import json
 import socket
 import subprocess
 import sys
@@ -88,6 +89,30 @@ def test_status_of_a_node_that_is_not_there_exits_1() -> None:
     done = _run("feedrack", "status", "--admin", "http://127.0.0.1:1")
     assert done.returncode == 1
     assert "127.0.0.1:1" in done.stderr
+
+
+def test_rdma_check_says_why_a_host_will_not_use_rdma_and_exits_1(tmp_path: Path) -> None:
+    path = tmp_path / "f.toml"
+    # Whatever this machine has, it has no such device.
+    path.write_text(_WORKING + '[rdma]\ndevice = "no-such-device"\n')
+    done = _run("feedrack", "rdma-check", "--config", str(path))
+    assert done.returncode == 1
+    assert "RDMA will not be used: " in done.stdout
+    assert "→" in done.stdout
+    told = json.loads(_run("feedrack", "rdma-check", "--config", str(path), "--json").stdout)
+    assert told["used"] is False
+    assert told["verdict"] in done.stdout
+    errors = [each for each in told["findings"] if each["state"] == "error"]
+    assert errors
+    assert all(each["why"] and each["do"] for each in errors)
+
+
+def test_rdma_check_of_a_wrong_configuration_exits_2(tmp_path: Path) -> None:
+    path = tmp_path / "f.toml"
+    path.write_text(_WORKING + "[rdma]\nport = 0\n")
+    done = _run("feedrack", "rdma-check", "--config", str(path))
+    assert done.returncode == 2
+    assert "rdma.port" in done.stderr
 
 
 def test_packer_says_what_it_does_and_what_is_wrong_use_of_it() -> None:

@@ -10,6 +10,7 @@ import ipaddress
 import secrets
 import select
 from collections.abc import Sequence
+from enum import EnumType
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
@@ -40,12 +41,17 @@ class _Library:
                 setattr(self, name, import_module(f"pyverbs.{name}"))
         except ImportError as error:
             raise RdmaUnavailable(f"pyverbs cannot be imported: {error}", verbs=True) from error
-        self._homes = []
+        self._constants: dict[str, int] = {}
         for name in _ENUM_HOMES:
             try:
-                self._homes.append(import_module(name))
+                home = vars(import_module(name))
             except ImportError:
                 continue
+            # 44 has them in the module, 59 in its enums alone.
+            enums: list[Any] = [each for each in home.values() if isinstance(each, EnumType)]
+            for enum in enums:
+                self._constants |= {member.name: member.value for member in enum}
+            self._constants |= {key: value for key, value in home.items() if key.startswith("IBV_")}
         errors: Any = self.pyverbs_error
         self.Error: type[Exception] = errors.PyverbsError
 
@@ -54,11 +60,10 @@ class _Library:
 
     def constant(self, name: str) -> int:
         """A constant of libibverbs."""
-        for home in self._homes:
-            value = getattr(home, name, None)
-            if value is not None:
-                return int(value)
-        raise RdmaUnavailable(f"this pyverbs knows no {name}", verbs=True)
+        try:
+            return int(self._constants[name])
+        except KeyError:
+            raise RdmaUnavailable(f"this pyverbs knows no {name}", verbs=True) from None
 
 
 def open_device(
@@ -205,7 +210,10 @@ class VerbsDevice:
         library = self._library
         addr = library.addr
         route = addr.GlobalRoute(
-            dgid=addr.GID(_exploded(peer.gid)), sgid_index=self.gid_index, hop_limit=_HOPS
+            dgid=addr.GID(_exploded(peer.gid)),
+            sgid_index=self.gid_index,
+            hop_limit=_HOPS,
+            traffic_class=peer.traffic_class,
         )
         handle = addr.AHAttr(gr=route, is_global=1, port_num=self.port, dlid=peer.lid)
         attributes = library.qp.QPAttr(port_num=self.port)

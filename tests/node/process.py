@@ -23,6 +23,12 @@ ACCESS_KEY = "demo"
 SECRET_KEY = "correct-horse-battery-staple"
 ADMIN_TOKEN = "let-the-operator-in"
 _START_SECONDS = 60.0
+# A test's client may say nothing for as long as the test takes elsewhere, however slow the machine.
+_PATIENT = {
+    "header_timeout_seconds": 600,
+    "write_timeout_seconds": 600,
+    "idle_timeout_seconds": 600,
+}
 
 
 class GatewayProcess:
@@ -52,7 +58,7 @@ class GatewayProcess:
         origin.mkdir(exist_ok=True)
         self.settings: dict[str, Any] = {
             "node": {"id": "n1"},
-            "s3": {"listen": "127.0.0.1:0"},
+            "s3": {"listen": "127.0.0.1:0", "limits": dict(_PATIENT)},
             "admin": {"listen": "127.0.0.1:0", "token_file": str(folder / "token")},
             "cache": {"path": str(folder / "cache"), "capacity": "256MiB", "chunk_size": "1MiB"},
             "origins": {"main": {"type": "directory", "path": str(origin)}},

@@ -1,6 +1,7 @@
 """What the gateways are asked for, and how often."""
 
 import pwd
+import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -8,6 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from aiohttp import web
+from msgspec.structs import replace
 
 from scheduler_plugin.config import WarmingConfig
 from scheduler_plugin.dataset import Dataset
@@ -15,18 +17,23 @@ from scheduler_plugin.gateways import Gateways
 from scheduler_plugin.ranking_file import Readers
 from scheduler_plugin.slurm.model import Job
 from scheduler_plugin.stager import Stager
-from scheduler_plugin.warmer import Warmer
+from scheduler_plugin.warmer import STAGED_PRIORITY, Warmer
 from tests.scheduler_plugin.test_gateways import admin_port
 
 
 class Admin:
-    """An admin port with room for `room` prefetches; `asked` has those asked for."""
+    """An admin port with room for `room` prefetches; `asked` has those asked for, `changed` how
+    urgent they became later."""
 
     def __init__(self, room: int) -> None:
         self.room = room
         self.asked: list[str] = []
+        self.changed: list[int] = []
 
     async def answer(self, request: web.Request) -> web.Response:
+        if request.method == "PATCH":
+            self.changed.append(msgspec.json.decode(await request.read())["priority"])
+            return web.json_response({})
         if request.method != "POST":
             return web.json_response(
                 {"state": "running", "listed": True, "bytes": {"found": 10, "done": 5}}
@@ -85,6 +92,36 @@ async def test_what_there_is_no_room_for_now_is_not_staged(
     admin.room = 10
     await stager.look([job(1, "imagenet", staged=True)])
     assert told(tmp_path, 1) == ["0.5000"]
+
+
+@pytest.mark.parametrize("room", [100])
+async def test_what_a_job_is_held_for_is_as_urgent_though_it_was_asked_for_before(
+    everything: tuple[Admin, Warmer, Stager],
+) -> None:
+    admin, warmer, stager = everything
+    planned = replace(job(1, "imagenet", staged=True), hosts=("n1",), start=time.time() + 60)
+    for _ in range(3):
+        await warmer.look([planned])
+        await stager.look([planned])
+    assert admin.asked == ["s3://train/imagenet/"]
+    assert admin.changed == [STAGED_PRIORITY]
+
+
+@pytest.mark.parametrize("room", [100])
+async def test_nothing_is_told_before_racks_are_known(
+    everything: tuple[Admin, Warmer, Stager], tmp_path: Path
+) -> None:
+    admin, _, stager = everything
+    stager._racks = lambda: []
+    (tmp_path / "1").write_text("0.2500 1796000000\n")
+    await stager.look([job(number, "imagenet", staged=True) for number in (1, 2)])
+    assert admin.asked == []
+    # What an earlier daemon told stands.
+    assert told(tmp_path, 1) == ["0.2500"]
+    assert not (tmp_path / "2").exists()
+    stager._racks = lambda: ["r1"]
+    await stager.look([job(number, "imagenet", staged=True) for number in (1, 2)])
+    assert told(tmp_path, 1, 2) == ["0.5000"] * 2
 
 
 @pytest.mark.parametrize("room", [2])

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from scheduler_plugin.warming import STARTED_PRIORITY
 from tests.cluster.fleet import until
 from tests.slurm.placed import Placed
 
@@ -61,14 +62,22 @@ def staged(placed: Placed) -> _Staged:
     return placed
 
 
+def _was_staged(staged: _Staged, job: str) -> bool:
+    """Whether all of it was brought in before the job ran: what it asks for as it runs is more
+    urgent, and what is on its way by then becomes so."""
+    prefetches = staged.fleet.ask(0, f"/v1/prefetch?job={job}")["prefetches"]
+    return any(
+        each["state"] == "done" and each["bytes"]["done"] == 4 * 2 * 64 * 1024
+        for each in prefetches
+        if each["priority"] < STARTED_PRIORITY
+    )
+
+
 def test_a_job_starts_once_its_data_is_in_a_rack(staged: _Staged) -> None:
     staged.put(COLD)
     job = staged.submit("#FEEDRACK stage=1 wait=5")
     staged.slurm.wait(job, "COMPLETED", seconds=60)
-    prefetches = staged.fleet.ask(0, f"/v1/prefetch?job={job}")["prefetches"]
-    # The last is the first; where the job started in another rack that was warmed too.
-    assert {each["dataset"] for each in prefetches} == {f"{COLD}/"}
-    assert prefetches[-1]["bytes"]["done"] == 4 * 2 * 64 * 1024
+    assert _was_staged(staged, job)
     # What was told of it is cleared away.
     until(lambda: not staged.file(job).exists(), what="its file stays")
 
@@ -89,6 +98,56 @@ def test_it_waits_for_as_much_as_it_asks_for(staged: _Staged) -> None:
         staged.slurm.wait(job, "COMPLETED", seconds=30)
     finally:
         staged.signal_daemon(signal.SIGCONT)
+
+
+def test_a_job_waits_also_while_no_rack_is_known_yet(staged: _Staged, tmp_path: Path) -> None:
+    dataset = "s3://train/early"
+    staged.put(dataset)
+    late = _LateHosts(tmp_path, staged.slurm.commands_folder)
+    staged.end_daemon()
+    staged.start_daemon(slurm={"commands_folder": str(tmp_path), "poll_seconds": 0.2})
+    try:
+        job = staged.submit("#FEEDRACK stage=1 wait=5", dataset=dataset)
+        seen = late.looks()
+        until(lambda: late.looks() >= seen + 4, what="the daemon does not look at the queue")
+        assert not staged.file(job).exists()
+        assert staged.slurm.state(job) == "PENDING"
+        late.tell()
+        staged.slurm.wait(job, "COMPLETED", seconds=60)
+        assert _was_staged(staged, job)
+    finally:
+        late.tell()
+        staged.end_daemon()
+        staged.start_daemon()
+
+
+class _LateHosts:
+    """Slurm's commands in `folder`: what its hosts are is answered once it is to be told."""
+
+    _SCRIPT = """#!/bin/sh
+case "{name} $*" in
+"squeue "*) echo >> {folder}/looks ;;
+"sinfo --json"* | "scontrol show nodes"*) until [ -e {folder}/told ]; do sleep 0.1; done ;;
+esac
+exec {real} "$@"
+"""
+
+    def __init__(self, folder: Path, commands: Path) -> None:
+        self._folder = folder
+        for name in ("sinfo", "squeue", "scontrol"):
+            path = folder / name
+            path.write_text(
+                self._SCRIPT.format(name=name, folder=folder, real=commands / name),
+            )
+            path.chmod(0o755)
+
+    def looks(self) -> int:
+        """How often the queue was asked for."""
+        path = self._folder / "looks"
+        return path.stat().st_size if path.exists() else 0
+
+    def tell(self) -> None:
+        (self._folder / "told").touch()
 
 
 def test_what_does_not_exist_is_not_waited_for(staged: _Staged) -> None:
