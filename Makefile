@@ -10,7 +10,7 @@ unexport PYTHONDONTWRITEBYTECODE
 ARGS ?=
 
 .PHONY: help install redis slurm rdma clients real-files demo cluster soak test test-slurm-24 test-rdma check format \
-	bench clean
+	bench bench-rdma clean
 
 help:          ## this list
 	@sed -n 's/^\([a-z0-9-]*\):.*##/\1\t/p' $(MAKEFILE_LIST)
@@ -50,6 +50,10 @@ bench: $(UV)   ## beside the peers, which it installs; results under benchmarks/
 	$(RUN) --group bench python -m benchmarks.run $(ARGS)
 	$(if $(filter-out --quick,$(ARGS)),,@set -e; for name in packing batches epoch cluster affinity placed submissions; do \
 		$(RUN) --group bench python -m benchmarks.$$name $(ARGS); done)
+
+bench-rdma: install rdma ## RDMA beside HTTP, in a virtual machine (ARGS=--here: on this machine's device)
+	@$(UV) sync --frozen --quiet --group bench
+	@$(RUN) --group bench python -m benchmarks.rdma $(ARGS)
 
 install: $(UV)
 	@$(UV) sync --frozen --quiet

@@ -146,6 +146,8 @@ class RdmaConfig(Section, frozen=True):
     device: Name | None = None
     port: Annotated[int, Meta(ge=1, le=255)] | None = None
     gid_index: Annotated[int, Meta(ge=0, le=65_535)] | None = None
+    # Of IP headers, both ways: four times the DSCP, and 2 for ECN. Many fabrics know RoCE by 106.
+    traffic_class: Annotated[int, Meta(ge=0, le=255)] = 0
     # Registered, and so locked in memory.
     buffers: Bytes = Bytes(64 * 1024**2)
     # Of chunk files, registered where they lie while they are read often; 0: always copied.

@@ -69,6 +69,7 @@ def test_the_full_one_shows_defaults_where_it_does_not_say_otherwise() -> None:
     assert shown.admin.listen == built_in.admin.listen
     assert shown.cache == built_in.cache
     assert shown.log == built_in.log
+    assert shown.rdma == built_in.rdma
     cloud = shown.origins["cloud"]
     assert isinstance(cloud, S3OriginConfig)
     for name in ("connections", "connect_timeout_seconds", "read_timeout_seconds", "attempts"):

@@ -124,9 +124,9 @@ class Opened:
         """Ends a queue pair: once this returns, its peer neither reads nor writes any memory here.
 
         Safe to call twice."""
-        if self.process != os.getpid():
-            return
         with self._lock:
+            if self.process != os.getpid() or pair not in self._pairs:
+                return
             try:
                 pair.fail()
             except VerbFailed:

@@ -90,3 +90,56 @@ class BufferPool:
             )
             for start in range(0, self.count * size, size)
         ]
+
+
+class Share:
+    """A pool as one tenant has it: at most `most` of its buffers at a time, so that clients who
+    take nothing do not keep all of them from everybody else."""
+
+    def __init__(self, pool: BufferPool, most: int) -> None:
+        self.buffer_bytes = pool.buffer_bytes
+        self._pool = pool
+        self._left = most
+        self._waiting: deque[asyncio.Future[None]] = deque()
+
+    def take_now(self) -> Buffer | None:
+        """As `BufferPool.take_now`, within the share."""
+        if not self._left or self._waiting:
+            return None
+        buffer = self._pool.take_now()
+        if buffer is not None:
+            self._left -= 1
+        return buffer
+
+    async def take(self) -> Buffer:
+        """As `BufferPool.take`, within the share."""
+        if self._left and not self._waiting:
+            self._left -= 1
+        else:
+            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._waiting.append(waiter)
+            try:
+                await waiter
+            except asyncio.CancelledError:
+                if waiter.done() and not waiter.cancelled():
+                    self._pass_on()
+                raise
+        try:
+            return await self._pool.take()
+        except BaseException:
+            self._pass_on()
+            raise
+
+    def give(self, buffer: Buffer) -> None:
+        """Takes a buffer back."""
+        self._pool.give(buffer)
+        self._pass_on()
+
+    def _pass_on(self) -> None:
+        """Lets the next one have what was held, or keeps it for later."""
+        while self._waiting:
+            waiter = self._waiting.popleft()
+            if not waiter.done():
+                waiter.set_result(None)
+                return
+        self._left += 1

@@ -30,6 +30,8 @@ _NO_RELIABLE_CONNECTION = ("efa", "usnic_verbs")
 _NVIDIA_PEERS = ("nvidia_peermem", "nv_peer_mem")
 # Before it, a mapping that may only be read cannot be registered.
 _MAPS_FILES_FROM = (6, 3)
+# As `verbs` says it: the kernel has a device that the library has no provider for.
+_UNLISTED = "there is no RDMA device"
 _MIB = 1024**2
 
 
@@ -272,7 +274,7 @@ def _memory(facts: Facts, config: RdmaConfig) -> Finding:
     if facts.lockable_bytes is None:
         return Finding(name="locked memory", state="ok", found="no limit for this process")
     needed = config.buffers + _RINGS_BYTES
-    found = f"{facts.lockable_bytes // _MIB} MiB for this process"
+    found = f"{facts.lockable_bytes // 1024} KiB for this process"
     if facts.lockable_bytes >= needed + config.mapped:
         return Finding(name="locked memory", state="ok", found=found)
     return Finding(
@@ -305,8 +307,8 @@ def _opening(facts: Facts) -> Finding:
         return Finding(
             name="opening", state="error", found=opened.problem,
             why="tried as the gateway does",
-            do="see to what is said above; ibv_devices must list the device, for which Debian and "
-            "Ubuntu want ibverbs-providers",
+            do="see to what is said above" if _UNLISTED not in opened.problem
+            else "ibv_devices must list it: apt install ibverbs-providers on Debian and Ubuntu",
         )  # fmt: skip
     return Finding(
         name="opening", state="ok",

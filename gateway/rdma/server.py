@@ -5,11 +5,12 @@ import time
 from collections.abc import Callable
 
 import structlog
+from msgspec.structs import replace
 
 from gateway.config import RdmaConfig
 from gateway.errors import TierUnavailable
 from gateway.rdma import verbs
-from gateway.rdma.buffers import BufferPool
+from gateway.rdma.buffers import BufferPool, Share
 from gateway.rdma.device import Device, RdmaUnavailable, VerbFailed
 from gateway.rdma.lines import Completions, Line, LineFailed
 from gateway.rdma.mapped import MappedFiles
@@ -25,6 +26,8 @@ log = structlog.get_logger()
 _SWEEP_SECONDS = 1.0
 _KNOCK_SECONDS = 15.0
 
+# Of all buffers, what one tenant may have at a time.
+_SHARE_PERCENT = 75
 # Connecting asks the kernel for the way to an address, which may take a second if there is none,
 # and keeps everybody waiting.
 _PENALTY_SECONDS = 10.0
@@ -57,6 +60,7 @@ class RdmaServer:
         self._sweeper: asyncio.Task[None] | None = None
         self._knocks: set[asyncio.Task[None]] = set()
         self._lines: set[Line] = set()
+        self._shares: dict[str, Share] = {}
         # Tenants whose last connection failed, and until when they are not listened to.
         self._not_before: dict[str, float] = {}
         self._table = SessionTable(
@@ -123,7 +127,9 @@ class RdmaServer:
             raise TooManySessions(f"{tenant} could not be connected a moment ago")
         pair = device.pair(depth=depth, remote=False)
         try:
-            pair.connect(peer)
+            # Both ends mark packets as this node's operator says.
+            marks = self._config.traffic_class
+            pair.connect(replace(peer, traffic_class=marks))
         except VerbFailed:
             pair.close()
             self._not_before[tenant] = self._now() + _PENALTY_SECONDS
@@ -133,7 +139,8 @@ class RdmaServer:
         self._lines.add(line)
         self._table.add(session)
         self._metrics.rdma_sessions.set(len(self._table))
-        return Prepared(session.id, pair.address, self._config.idle_seconds)
+        address = replace(pair.address, traffic_class=marks)
+        return Prepared(session.id, address, self._config.idle_seconds)
 
     def ready(self, tenant: str, id_: str) -> bool:
         """The client's end is there; False where there is no such session of the tenant's."""
@@ -161,6 +168,10 @@ class RdmaServer:
             return None
         if not session.used.use(token.sequence):
             raise BadToken("its number was used before")
+        share = self._shares.get(tenant)
+        if share is None:
+            most = max(1, pool.count * _SHARE_PERCENT // 100)
+            share = self._shares[tenant] = Share(pool, most)
         session.transfers += 1
 
         def over() -> None:
@@ -170,7 +181,7 @@ class RdmaServer:
         return Transfer(
             session,
             token,
-            pool,
+            share,
             files,
             timeout_seconds=timeout_seconds or self._config.transfer_timeout_seconds,
             on_end=over,

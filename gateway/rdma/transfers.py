@@ -11,7 +11,7 @@ import os
 from collections import deque
 from collections.abc import Callable
 
-from gateway.rdma.buffers import Buffer, BufferPool
+from gateway.rdma.buffers import Buffer, Share
 from gateway.rdma.lines import Line, LineFailed
 from gateway.rdma.mapped import MappedFiles
 from gateway.rdma.sessions import Session
@@ -43,7 +43,7 @@ class Transfer:
         self,
         session: Session,
         token: Token,
-        pool: BufferPool,
+        pool: Share,
         files: MappedFiles,
         *,
         timeout_seconds: float,
@@ -62,6 +62,8 @@ class Transfer:
         self._gathered: Buffer | None = None
         self._gathered_bytes = 0
         self.moved_bytes = 0
+        # What a processor copied into or out of buffers for it.
+        self.copied_bytes = 0
 
     # Writing to the client's memory
 
@@ -89,6 +91,7 @@ class Transfer:
             start = self._gathered_bytes
             size = min(len(rest), self._pool.buffer_bytes - start)
             buffer.memory[start : start + size] = rest[:size]
+            self.copied_bytes += size
             await self._grow(size)
             rest = rest[size:]
 
@@ -107,6 +110,7 @@ class Transfer:
             size = await _read_file(descriptor, buffer.memory[start : start + room], offset)
             if not size:
                 raise TransferFailed("a file ended early")
+            self.copied_bytes += size
             await self._grow(size)
             offset += size
             size_bytes -= size
@@ -270,7 +274,7 @@ class MemoryReader:
         self,
         line: Line,
         token: Token,
-        pool: BufferPool,
+        pool: Share,
         *,
         timeout_seconds: float,
         fail: Callable[[str], TransferFailed],

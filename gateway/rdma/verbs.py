@@ -50,7 +50,7 @@ class _Library:
                 home = vars(import_module(name))
             except ImportError:
                 continue
-            # Which Cython built it decides whether they stand in the module, or in its enums alone.
+            # 44 has them in the module, 59 in its enums alone.
             enums: list[Any] = [each for each in home.values() if isinstance(each, EnumType)]
             for enum in enums:
                 self._constants |= {member.name: member.value for member in enum}
@@ -214,7 +214,10 @@ class VerbsDevice:
         library = self._library
         addr = library.addr
         route = addr.GlobalRoute(
-            dgid=addr.GID(_exploded(peer.gid)), sgid_index=self.gid_index, hop_limit=_HOPS
+            dgid=addr.GID(_exploded(peer.gid)),
+            sgid_index=self.gid_index,
+            hop_limit=_HOPS,
+            traffic_class=peer.traffic_class,
         )
         handle = addr.AHAttr(gr=route, is_global=1, port_num=self.port, dlid=peer.lid)
         attributes = library.qp.QPAttr(port_num=self.port)

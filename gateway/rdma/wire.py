@@ -41,7 +41,8 @@ class BadDocument(ValueError):  # noqa: N818 - named as the other refusals are
 
 
 class PairAddress(Struct, frozen=True, forbid_unknown_fields=True):
-    """Where a queue pair is reached. `qpn` and `psn` have 24 bits, `lid` 16."""
+    """Where a queue pair is reached. `qpn` and `psn` have 24 bits, `lid` 16. `traffic_class`: what
+    the IP header of packets to it is to have, which is how networks know RDMA."""
 
     qpn: Annotated[int, Meta(ge=0, lt=1 << 24)]
     psn: Annotated[int, Meta(ge=0, lt=1 << 24)]
@@ -49,6 +50,7 @@ class PairAddress(Struct, frozen=True, forbid_unknown_fields=True):
     mtu: Literal[256, 512, 1024, 2048, 4096]
     link: Literal["ethernet", "infiniband"]
     lid: Annotated[int, Meta(ge=0, lt=1 << 16)] = 0
+    traffic_class: Annotated[int, Meta(ge=0, lt=1 << 8)] = 0
 
     def __post_init__(self) -> None:
         try:

@@ -104,7 +104,11 @@ class RdmaFace:
         finally:
             await transfer.close()
         self._metrics.rdma_transfers.labels(name, "moved").inc()
-        self._metrics.rdma_bytes.labels(name).inc(int(answer.headers[TRANSFERRED_HEADER]))
+        moved_bytes = int(answer.headers[TRANSFERRED_HEADER])
+        self._metrics.rdma_bytes.labels(name).inc(moved_bytes)
+        # What was read was copied out of its buffer once.
+        copied_bytes = moved_bytes if name in _WRITES else transfer.copied_bytes
+        self._metrics.rdma_copied_bytes.labels(name).inc(copied_bytes)
         return answer
 
     async def _decline(self, call: Call, handler: Handler) -> Answer:

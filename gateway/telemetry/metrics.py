@@ -119,6 +119,11 @@ class Metrics:
             "outcome",
         )
         self.rdma_bytes = counter("rdma_bytes_total", "Bytes moved by RDMA.", "operation")
+        self.rdma_copied_bytes = counter(
+            "rdma_copied_bytes_total",
+            "Bytes copied into or out of registered buffers to be moved by RDMA.",
+            "operation",
+        )
         self.rdma_fallbacks = counter(
             "rdma_fallbacks_total",
             "Requests that came over HTTP from clients that have RDMA, by why.",

@@ -10,6 +10,7 @@ from typing import Any
 import boto3
 from botocore.config import Config
 
+from gateway.rdma import verbs
 from tests.rdma.soft import Fabric
 from tests.s3.running import ACCESS_KEY, SECRET_KEY, Running, running
 
@@ -20,14 +21,22 @@ OPTIONS: dict[str, Any] = {"access_key": ACCESS_KEY, "secret_key": SECRET_KEY, "
 class RdmaNode:
     """The gateway, its bucket "train" as a folder, and the fabric that it hangs on."""
 
-    def __init__(self, running: Running, fabric: Fabric, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self, running: Running, fabric: Fabric | None, loop: asyncio.AbstractEventLoop
+    ) -> None:
         self.url = running.node.s3_url
-        self.fabric = fabric
+        self._fabric = fabric
         self.folder = running.root / "train"
         self.folder.mkdir()
         self.rdma = running.node.parts.rdma
         self._running = running
         self._loop = loop
+
+    @property
+    def fabric(self) -> Fabric:
+        """What its soft device hangs on."""
+        assert self._fabric is not None
+        return self._fabric
 
     def put(self, key: str, data: bytes) -> None:
         """An object, behind the gateway's back."""
@@ -81,8 +90,8 @@ class RdmaNode:
 
 
 @contextmanager
-def rdma_node(directory: Path, fabric: Fabric, **rdma: Any) -> Iterator[RdmaNode]:
-    """Serves until the end of the `with`."""
+def rdma_node(directory: Path, fabric: Fabric | None, **rdma: Any) -> Iterator[RdmaNode]:
+    """Serves until the end of the `with`; without a fabric over a real device."""
     started: list[RdmaNode] = []
     trouble: list[BaseException] = []
     ready, over = threading.Event(), asyncio.Event()
@@ -95,7 +104,7 @@ def rdma_node(directory: Path, fabric: Fabric, **rdma: Any) -> Iterator[RdmaNode
             # Objects are written behind the gateway's back.
             buckets={"train": {"freshness_seconds": 0}},
             cache={"capacity": "256MiB"},
-            open_device=lambda *_: fabric.device(),
+            open_device=verbs.open_device if fabric is None else lambda *_: fabric.device(),
         ) as node:
             started.append(RdmaNode(node, fabric, asyncio.get_running_loop()))
             ready.set()

@@ -113,7 +113,7 @@ def test_a_gateway_without_rdma_is_asked_seldom(fabric: Fabric, tmp_path: Path) 
         assert client.counts.fallbacks == {"gateway": 5}
         assert node.counted("rdma_fallbacks_total", reason="gateway") == 5
         asked = {"operation": "PrepareRdma", "tenant": "demo"}
-        assert node.counted("requests_total", code="NotImplemented", **asked) == 1
+        assert node.counted("requests_total", code="501", **asked) == 1
 
 
 def test_another_service_never_sees_what_is_not_s3s(fabric: Fabric) -> None:

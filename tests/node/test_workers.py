@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from gateway.rdma.token import TOKEN_HEADER
+from gateway.rdma.wire import REPLY_HEADER
 from tests.node.conftest import MakeNode
 from tests.node.family import Client, Family, public, until
 from tests.node.test_running import _ask
@@ -149,6 +151,24 @@ def test_a_read_that_meets_an_overwrite_has_one_version_and_never_goes_back(
         for thread in threads:
             thread.join(timeout=60)
     assert not wrong, wrong[:5]
+
+
+def test_a_request_with_a_token_is_the_keepers(make_node: MakeNode) -> None:
+    node = make_node(public(load={"freshness_seconds": 600}))
+    client = node.client()
+    client.create_bucket(Bucket="load")
+    client.put_object(Bucket="load", Key="k", Body=b"held")
+
+    def name_memory(request: Any, **_: Any) -> None:
+        request.headers[TOKEN_HEADER] = f"frdma1:{'0' * 32}:0:1000:1000:1"
+
+    client.meta.events.register("before-sign.s3.GetObject", name_memory)
+    for _ in range(8):
+        # Where there is no such session it is declined; a worker would not have known to say so.
+        found = client.get_object(Bucket="load", Key="k")
+        assert found["Body"].read() == b"held"
+        assert found["ResponseMetadata"]["HTTPHeaders"][REPLY_HEADER] == "501"
+    client.close()
 
 
 def test_boto3_does_all_it_does_with_one_process(make_node: MakeNode) -> None:

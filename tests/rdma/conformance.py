@@ -63,7 +63,9 @@ class OverHttp:
 
     async def batch(self, bucket: str, objects: list[dict[str, str]]) -> list[tuple[int, bytes]]:
         access = Access(
-            self._client.running.node.s3_url, credentials=Credentials(ACCESS_KEY, SECRET_KEY, None)
+            self._client.running.node.s3_url,
+            credentials=Credentials(ACCESS_KEY, SECRET_KEY, None),
+            rdma=False,
         )
         reader = Reader(bucket, access)
         ranges = [each.get("range") for each in objects]

@@ -426,5 +426,6 @@ def test_how_chunk_files_go_out_is_told(kernel: str, mapped: int, found: str) ->
 def test_a_device_that_cannot_be_opened_is_told_in_its_own_words() -> None:
     found = _found("opening", _with(opened=Opened(problem="mlx5_0 cannot be used: ENOMEM")))
     assert (found.state, found.found) == ("error", "mlx5_0 cannot be used: ENOMEM")
-    assert "ibverbs-providers" in found.do
+    assert "ibverbs-providers" in _found("opening", _with(opened=_CLOSED)).do
+    assert "ibverbs-providers" not in found.do
     assert "at 3" in _found("opening", _WELL).found

@@ -4,9 +4,11 @@
     python -m tests.rdma.vm pair [--seconds N] --first 'COMMAND…' COMMAND…
     python -m tests.rdma.vm test [ARGUMENTS OF PYTEST…]
 
-`test` runs tests/rdma/verbs in one and tests/rdma/link in the second of two. RDMA_MAY_BE_MISSING=1
-lets it pass where no virtual machine can run. The status is the command's (of two, the second's). Besides: 69 something is missing here, 70 a machine
-did not boot, or its command did not end in time.
+`test` runs tests/rdma/verbs in one and tests/rdma/link in the second of two, where the first runs
+link/server.sh. RDMA_MAY_BE_MISSING=1 lets it pass where no virtual machine can run.
+
+The status is the command's (of two, the second's). Besides: 69 something is missing here, 70 a
+machine did not boot, or its command did not end in time.
 """
 
 import argparse
@@ -123,7 +125,7 @@ class Lab:
             raise
         if status != 0:
             _show("the kernel's last words", running.machine.console)
-        print(f"[{time.monotonic() - started:.0f} s, status {status}]", file=sys.stderr)
+        _say(f"[{time.monotonic() - started:.0f} s, status {status}]")
         return status
 
 
@@ -139,7 +141,7 @@ def _test(lab: Lab, arguments: Sequence[str]) -> int:
             text=True,
         )
         if collected.returncode != 0:
-            print(collected.stdout, collected.stderr, file=sys.stderr)
+            _say(collected.stdout, collected.stderr)
             return collected.returncode
     statuses = [
         lab.run([*pytest, *arguments, _FOLDERS["one"]]),
@@ -156,7 +158,11 @@ def _compiling() -> dict[str, str]:
 
 def _show(what: str, file: Path) -> None:
     lines = file.read_text(errors="replace").splitlines() if file.exists() else []
-    print(f"--- {what} ({file})", *lines[-_TAIL_LINES:], "---", sep="\n", file=sys.stderr)
+    _say(f"--- {what} ({file})", *lines[-_TAIL_LINES:], "---")
+
+
+def _say(*lines: str) -> None:
+    sys.stderr.write("".join(f"{line}\n" for line in lines))
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -180,14 +186,13 @@ def main(arguments: Sequence[str]) -> int:
             return lab.pair(asked.first, command)
         return lab.run(command)
     except MissingError as error:
-        print("no virtual machine here; missing:", file=sys.stderr)
-        print(*(f"  {thing}" for thing in error.args), sep="\n", file=sys.stderr)
+        _say("no virtual machine here; missing:", *(f"  {thing}" for thing in error.args))
         if asked.what == "test" and os.environ.get("RDMA_MAY_BE_MISSING") == "1":
-            print("RDMA_MAY_BE_MISSING=1: not tested here", file=sys.stderr)
+            _say("RDMA_MAY_BE_MISSING=1: not tested here")
             return 0
         return MISSING
     except HungError as error:
-        print(f"the virtual machine hung: {error}", file=sys.stderr)
+        _say(f"the virtual machine hung: {error}")
         return HUNG
 
 

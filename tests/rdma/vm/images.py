@@ -65,9 +65,9 @@ def _left_out(folder: str, names: list[str]) -> set[str]:
 
 def _compile(copied: Path, folder: Path) -> None:
     # Its status says whether some file is not Python of this version: of packages, some are not.
+    words = [sys.executable, "-m", "compileall", "-q", "-j", "0"]
     subprocess.run(
-        [sys.executable, "-m", "compileall", "-q", "-j", "0"]
-        + ["-s", str(copied), "-p", str(folder), str(copied)],
+        [*words, "-s", str(copied), "-p", str(folder), str(copied)],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
@@ -76,14 +76,10 @@ def _compile(copied: Path, folder: Path) -> None:
 def _make(file: Path, folder: Path) -> None:
     size = int(sum(_sizes(folder)) * _SPARE) + _SPARE_BYTES
     with file.open("wb") as empty:
-        empty.truncate(size)
-    subprocess.run(
-        [find("mke2fs") or "mke2fs", "-q", "-F", "-t", "ext4", "-O", "^has_journal"]
-        + ["-m", "0", "-N", str(sum(1 for _ in folder.rglob("*")) + 64), "-b", str(_BLOCK)]
-        + ["-d", str(folder), str(file)],
-        check=True,
-        capture_output=True,
-    )
+        empty.truncate(size // _BLOCK * _BLOCK)
+    words = [find("mke2fs") or "mke2fs", "-q", "-F", "-t", "ext4", "-O", "^has_journal"]
+    words += ["-m", "0", "-N", str(sum(1 for _ in folder.rglob("*")) + 64), "-b", str(_BLOCK)]
+    subprocess.run([*words, "-d", str(folder), str(file)], check=True, capture_output=True)
 
 
 def _sizes(folder: Path) -> Iterator[int]:

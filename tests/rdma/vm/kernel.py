@@ -6,14 +6,18 @@ import struct
 import subprocess
 import tempfile
 from pathlib import Path
+from typing import IO
 
 from tests.rdma.vm.missing import find
 
 PACKAGE = "linux-image-amd64"
 # Of the package's lib/modules/VERSION, what may hold the modules below.
-_WANTED = ("modules.*", "kernel/arch/*", "kernel/crypto/*", "kernel/fs/*", "kernel/lib/*")
-_WANTED += tuple(f"kernel/drivers/{kind}/*" for kind in ("block", "char", "infiniband", "net"))
-_WANTED += ("kernel/drivers/virtio/*", "kernel/net/*")
+_DRIVERS = ("block", "char", "infiniband", "net", "virtio")
+_WANTED = (
+    "modules.*",
+    *(f"kernel/{kind}/*" for kind in ("arch", "crypto", "fs", "lib", "net")),
+    *(f"kernel/drivers/{kind}/*" for kind in _DRIVERS),
+)
 # In the order in which a machine wants them.
 MODULES = (
     "virtio_pci",
@@ -121,11 +125,11 @@ def _unpack(package: Path, folder: Path, version: str) -> None:
         shutil.copy(root / file, kept)
 
 
-def _run(argv: list[str], folder: Path, what: str, stdin: object = None) -> None:
+def _run(argv: list[str], folder: Path, what: str, stdin: IO[bytes] | None = None) -> None:
     done = subprocess.run(
         argv,
         cwd=folder,
-        stdin=stdin if stdin is not None else subprocess.DEVNULL,  # type: ignore[arg-type]
+        stdin=stdin or subprocess.DEVNULL,
         capture_output=True,
         text=True,
     )

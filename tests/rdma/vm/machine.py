@@ -18,7 +18,6 @@ _KERNEL_WORDS = (
     "console=ttyS0 panic=-1 quiet no_timer_check mitigations=off nokaslr random.trust_cpu=on"
 )
 _POLL_SECONDS = 0.1
-_END_SECONDS = 10.0
 
 
 class HungError(Exception):
@@ -137,12 +136,8 @@ class Running:
 
     def end(self) -> None:
         """Pulls the plug, if it still runs."""
-        self._qemu.terminate()
-        try:
-            self._qemu.wait(_END_SECONDS)
-        except subprocess.TimeoutExpired:
-            self._qemu.kill()
-            self._qemu.wait()
+        self._qemu.kill()
+        self._qemu.wait()
         if self._qemu.stdin is not None:
             self._qemu.stdin.close()
         if self._output is not None:

@@ -1,0 +1,257 @@
+"""`python -m benchmarks.rdma`: GETs of a held object by RDMA beside HTTP, on one machine.
+
+Without a device it runs in a virtual machine with soft-RoCE, where the processor does all of the
+device's work and is itself emulated: only ratios mean anything there, and the copies that are
+counted. `--here` runs it on this machine's own device. The ways take turns; each round reads the
+object several times into the same memory and compares it. Writes `rdma.md` and `.json`; exit status
+1 where an object was wrong, or did not come the way that was asked for.
+"""
+
+import hashlib
+import mmap
+import os
+import re
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from statistics import median
+
+import click
+import msgspec
+from msgspec import Struct
+from rich.console import Console
+
+from benchmarks import report
+from benchmarks.node import Feedrack
+from benchmarks.server import ACCESS_KEY, HOST, READ_BUCKET, SECRET_KEY, work_folder
+from feedrack.client import Client as HttpClient
+from feedrack.endpoint import Access
+from feedrack.profile import Credentials
+from feedrack.rdma import Client, Memory
+
+_MIB, _GIB = 1024**2, 1024**3
+_SIZE_BYTES = 32 * _MIB
+_DEPTHS = (1, 4, 16)
+_KEY = "object"
+_TOLD = "found: "
+
+
+class Round(Struct, frozen=True, kw_only=True):
+    """One turn of one way. CPU of the gateway, of the client, and of the machine as a whole."""
+
+    bytes: int
+    seconds: float
+    gateway_cpu_seconds: float
+    client_cpu_seconds: float
+    machine_cpu_seconds: float
+    # By the gateway's processors, into registered memory.
+    copied_bytes: float
+
+
+class Way(Struct, frozen=True, kw_only=True):
+    """One way's rounds; `depth` pieces may be under way at once."""
+
+    name: str
+    depth: int
+    rounds: list[Round]
+
+
+class _Node(Feedrack):
+    """With a device, and so many pieces under way."""
+
+    depth = _DEPTHS[-1]
+
+    def write_config(self) -> Path:
+        config = super().write_config()
+        text = config.read_text().replace("[admin]\n", "[admin]\npublic_metrics = true\n")
+        rdma = f'[rdma]\nmode = "required"\nbuffers = "16MiB"\ndepth = {self.depth}\n'
+        config.write_text(f"{text}\n{rdma}")
+        return config
+
+    def copied_bytes(self) -> float:
+        """What it has copied into or out of registered memory."""
+        url = f"http://{self.host}:{self._admin_port}/metrics"
+        with urllib.request.urlopen(url, timeout=10) as answer:
+            text = answer.read().decode()
+        found = re.findall(r"^feedrack_rdma_copied_bytes_total\{.*\} (\S+)$", text, re.MULTILINE)
+        return sum(map(float, found))
+
+
+def measure(rounds: int, reads: int) -> list[Way]:
+    """All ways on this machine's device. RuntimeError where something came wrong."""
+    with work_folder(None) as name:
+        data = Path(name) / "data"
+        (data / READ_BUCKET).mkdir(parents=True)
+        body = os.urandom(_SIZE_BYTES)
+        (data / READ_BUCKET / _KEY).write_bytes(body)
+        digest = hashlib.sha256(body).digest()
+        del body
+        ways: list[Way] = []
+        for depth in _DEPTHS:
+            with _Node(data, Path(name) / f"node{depth}") as node:
+                node.depth = depth
+                node.restart()
+                ways += _ways(node, digest, rounds, reads)
+        return ways
+
+
+def _ways(node: _Node, digest: bytes, rounds: int, reads: int) -> list[Way]:
+    url = f"http://{HOST}:{node.port}"
+    http = HttpClient(
+        READ_BUCKET, Access(endpoint_url=url, credentials=Credentials(ACCESS_KEY, SECRET_KEY, None))
+    )
+    last = node.depth == _DEPTHS[-1]
+    with (
+        Client(
+            f"s3://{READ_BUCKET}", endpoint_url=url, access_key=ACCESS_KEY, secret_key=SECRET_KEY
+        ) as client,
+        mmap.mmap(-1, _SIZE_BYTES) as pages,
+        client.register(pages) as memory,
+    ):
+        ways: list[tuple[Way, Callable[[], None]]] = [
+            (Way(name="rdma", depth=node.depth, rounds=[]), lambda: _by_rdma(client, memory))
+        ]
+        if last:
+            ways.append((Way(name="http", depth=0, rounds=[]), lambda: _by_http(http, pages)))
+        for _, read in ways:
+            # Held from here on, and the memory's pages are there.
+            read()
+        for _ in range(rounds):
+            for way, read in ways:
+                pages[:] = bytes(_SIZE_BYTES)
+                way.rounds.append(_round(node, read, reads))
+                if hashlib.sha256(pages).digest() != digest:
+                    raise RuntimeError(f"by {way.name} something else came")
+        return [way for way, _ in ways]
+
+
+def _round(node: _Node, read: Callable[[], None], reads: int) -> Round:
+    copied = node.copied_bytes()
+    began, own, gateway, machine = (
+        time.monotonic(),
+        time.process_time(),
+        node.cpu_seconds_now(),
+        _machine_seconds(),
+    )
+    for _ in range(reads):
+        read()
+    return Round(
+        bytes=reads * _SIZE_BYTES,
+        seconds=time.monotonic() - began,
+        gateway_cpu_seconds=node.cpu_seconds_now() - gateway,
+        client_cpu_seconds=time.process_time() - own,
+        machine_cpu_seconds=_machine_seconds() - machine,
+        copied_bytes=node.copied_bytes() - copied,
+    )
+
+
+def _by_rdma(client: Client, memory: Memory) -> None:
+    found = client.get_into(_KEY, memory)
+    if found.transport != "rdma":
+        raise RuntimeError(f"not by RDMA: {found.reason}")
+
+
+def _by_http(http: HttpClient, pages: mmap.mmap) -> None:
+    with http.open("GET", _KEY) as streamed, memoryview(pages) as view:
+        position = 0
+        while position < _SIZE_BYTES:
+            size = streamed.body.readinto(view[position:])
+            if not size:
+                raise RuntimeError("it ended early")
+            position += size
+        streamed.body.read()
+
+
+def _machine_seconds() -> float:
+    """What all processors have worked so far; a software device's work is nobody's."""
+    fields = [int(each) for each in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:8]]
+    user, nice, system, _, _, irq, softirq = fields
+    return (user + nice + system + irq + softirq) / os.sysconf("SC_CLK_TCK")
+
+
+def in_guest(rounds: int, reads: int) -> list[Way]:
+    """The same in a virtual machine. RuntimeError with what it said where it failed."""
+    command = [sys.executable, "-m", "tests.rdma.vm", "--seconds", "540", "run", "--"]
+    inside = [sys.executable, "-m", "benchmarks.rdma", "--here", "--tell"]
+    inside += ["--rounds", str(rounds), "--reads", str(reads)]
+    done = subprocess.run([*command, *inside], stdout=subprocess.PIPE, text=True, check=False)
+    for line in done.stdout.splitlines():
+        if line.startswith(_TOLD):
+            return msgspec.json.decode(line.removeprefix(_TOLD), type=list[Way])
+    raise RuntimeError(f"the virtual machine ended with status {done.returncode}:\n{done.stdout}")
+
+
+def table(ways: Sequence[Way]) -> list[str]:
+    """A row for each way; ratios are medians of each round's own beside HTTP's."""
+    by = {(way.name, way.depth): way for way in ways}
+    http = by["http", 0]
+    head = (
+        "way", "pieces under way", "MiB/s", "CPU s/GiB: gateway", "client", "machine",
+        "copies by the gateway", "copies by the client", "gateway CPU ÷ HTTP's",
+        "machine CPU ÷ HTTP's",
+    )  # fmt: skip
+    lines = [f"| {' | '.join(head)} |", f"|{' --- |' * len(head)}"]
+    for way in ways:
+        rounds = way.rounds
+
+        def per_gib(pick: Callable[[Round], float], rounds: list[Round] = rounds) -> str:
+            return f"{median(pick(each) / each.bytes for each in rounds) * _GIB:.2f}"
+
+        def over(pick: Callable[[Round], float], rounds: list[Round] = rounds) -> str:
+            ratios = (
+                pick(one) / pick(other) for one, other in zip(rounds, http.rounds, strict=True)
+            )
+            return f"{median(ratios):.2f}"
+
+        copies = f"{median(each.copied_bytes / each.bytes for each in rounds):.2f}"
+        lines.append(
+            f"| {way.name} | {way.depth or ''} "
+            f"| {median(each.bytes / each.seconds for each in rounds) / _MIB:.0f} "
+            f"| {per_gib(lambda each: each.gateway_cpu_seconds)} "
+            f"| {per_gib(lambda each: each.client_cpu_seconds)} "
+            f"| {per_gib(lambda each: each.machine_cpu_seconds)} "
+            f"| {copies if way.name == 'rdma' else '0 (sendfile), 1 in the kernel'} "
+            f"| {'0' if way.name == 'rdma' else '1'} "
+            f"| {over(lambda each: each.gateway_cpu_seconds)} "
+            f"| {over(lambda each: each.machine_cpu_seconds)} |"
+        )
+    return lines
+
+
+@click.command(help=__doc__)
+@click.option("--here", is_flag=True, help="On this machine's device.")
+@click.option("--tell", is_flag=True, hidden=True)
+@click.option("--rounds", default=3, show_default=True, type=click.IntRange(1))
+@click.option("--reads", default=2, show_default=True, type=click.IntRange(1))
+@click.option("--quick", is_flag=True, help="One round; writes rdma-quick.")
+def main(here: bool, tell: bool, rounds: int, reads: int, quick: bool) -> None:
+    where = report.machine()
+    if quick:
+        rounds = reads = 1
+    ways = measure(rounds, reads) if here else in_guest(rounds, reads)
+    if tell:
+        click.echo(_TOLD + msgspec.json.encode(ways).decode())
+        return
+    lines = report.preamble(
+        "By RDMA beside HTTP",
+        where,
+        ["soft-RoCE" if not here else "the machine's own device"],
+        [
+            f"{rounds} rounds, medians; each reads a held object of {_SIZE_BYTES // _MIB} MiB "
+            f"{reads} times into the same memory",
+            "CPU of the machine is all of its processors': soft-RoCE works in the kernel, for "
+            "nobody's account; a device would do that work itself",
+            *([] if here else ["in an emulated machine: only ratios mean anything"]),
+        ],
+        "python -m benchmarks.rdma" + (" --here" if here else ""),
+    )
+    rows = table(ways)
+    report.write("rdma-quick" if quick else "rdma", [*lines, *rows], {"ways": ways})
+    Console(width=200).print("\n".join(rows))
+
+
+if __name__ == "__main__":
+    main()
