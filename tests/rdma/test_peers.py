@@ -407,6 +407,21 @@ async def test_what_is_found_corrupt_while_it_moves_comes_from_elsewhere(tmp_pat
         assert nodes.sound
 
 
+async def test_a_session_that_breaks_again_and_again_is_let_be_for_longer(nodes: Two) -> None:
+    session, sessions = nodes.session, nodes.asker.parts.moving._sessions
+    assert session is not None
+    sessions._now = lambda: 0.0
+    pauses = []
+    for _ in range(8):
+        sessions._pause(session.member)
+        pauses.append(sessions._broken["a1"][1])
+    assert pauses == [1, 2, 4, 8, 16, 32, 60, 60]
+    assert sessions.pausing(session.member)
+    # What came through as it should clears its name.
+    sessions.proved(session)
+    assert not sessions.pausing(session.member)
+
+
 async def test_a_member_that_has_gone_leaves_no_session(nodes: Two) -> None:
     old = nodes.session
     assert old is not None
