@@ -180,13 +180,14 @@ async def check_size(transport: Transport, client: RawClient, size: int) -> None
 async def check_refused_writes(transport: Transport, client: RawClient) -> None:
     """What must not be stored is not."""
     data = os.urandom(5000)
-    wrong = await transport.put("/train/refused", checksum(b"else"), data)
+    target = f"/train/refused-{os.urandom(4).hex()}"
+    wrong = await transport.put(target, checksum(b"else"), data)
     assert (wrong.status, wrong.code) == (400, "BadDigest")
-    assert (await transport.get("/train/refused", {})).code == "NoSuchKey"
-    await store(client, "/train/refused", b"first")
-    again = await transport.put("/train/refused", {**checksum(data), "if-none-match": "*"}, data)
+    assert (await transport.get(target, {})).code == "NoSuchKey"
+    await store(client, target, b"first")
+    again = await transport.put(target, {**checksum(data), "if-none-match": "*"}, data)
     assert (again.status, again.code) == (412, "PreconditionFailed")
-    assert (await transport.get("/train/refused", {})).payload == b"first"
+    assert (await transport.get(target, {})).payload == b"first"
     nowhere = await transport.put("/nowhere/k", checksum(data), data)
     assert (nowhere.status, nowhere.code) == (404, "NoSuchBucket")
 
