@@ -14,7 +14,7 @@ import click
 import msgspec
 import tomli_w
 
-from gateway.config import Config, ConfigError, RdmaConfig, load, shown
+from gateway.config import Config, ConfigError, load, shown
 from gateway.errors import FeedrackError
 
 if TYPE_CHECKING:
@@ -104,9 +104,14 @@ def rdma_check(path: Path | None, as_json: bool) -> None:
     from gateway.rdma.checking import check
     from gateway.rdma.facts import gather, open_as_gateway
     from gateway.rdma.findings import is_used, verdict
+    from gateway.rdma.targets import target_bytes
 
-    config = RdmaConfig() if path is None else _load(path).rdma
-    findings = check(gather(open_as_gateway(config)), config)
+    node = Config() if path is None else _load(path)
+    config = node.rdma
+    peer_bytes = 0
+    if node.cluster is not None:
+        peer_bytes = config.peer_buffers * target_bytes(node.cache.chunk_size)
+    findings = check(gather(open_as_gateway(config)), config, peer_bytes=peer_bytes)
     used, said = is_used(findings), verdict(findings, required=config.mode == "required")
     if as_json:
         click.echo(msgspec.json.encode({"used": used, "verdict": said, "findings": findings}))

@@ -35,13 +35,15 @@ _UNLISTED = "there is no RDMA device"
 _MIB = 1024**2
 
 
-def check(facts: Facts, config: RdmaConfig) -> list[Finding]:
-    """Everything that was looked at, in the order in which an operator would see to it."""
+def check(facts: Facts, config: RdmaConfig, *, peer_bytes: int = 0) -> list[Finding]:
+    """Everything that was looked at, in the order in which an operator would see to it.
+
+    `peer_bytes`: what the buffers take that other nodes write into."""
     findings = [_mode(config), _pyverbs(facts.pyverbs, facts.opened), *_devices(facts, config)]
     device = _chosen(facts, config)
     if device is not None:
         findings += _device(facts, config, device)
-    findings += (_memory(facts, config), _chunk_files(facts, config))
+    findings += (_memory(facts, config, peer_bytes), _chunk_files(facts, config))
     # Said already, where there is nothing to open or nothing to open it with.
     if (facts.devices or facts.opened.device) and not facts.opened.no_verbs:
         findings.append(_opening(facts))
@@ -270,19 +272,20 @@ def _gpu(facts: Facts) -> Finding:
     )  # fmt: skip
 
 
-def _memory(facts: Facts, config: RdmaConfig) -> Finding:
+def _memory(facts: Facts, config: RdmaConfig, peer_bytes: int) -> Finding:
     if facts.lockable_bytes is None:
         return Finding(name="locked memory", state="ok", found="no limit for this process")
     needed = config.buffers + _RINGS_BYTES
     found = f"{facts.lockable_bytes // 1024} KiB for this process"
-    if facts.lockable_bytes >= needed + config.mapped:
+    if facts.lockable_bytes >= needed + config.mapped + peer_bytes:
         return Finding(name="locked memory", state="ok", found=found)
     return Finding(
         name="locked memory",
         state="error" if facts.lockable_bytes < needed else "warning",
         found=found,
         why=f"buffers and rings take {-(-needed // _MIB)} MiB (rdma.buffers), chunk files that are "
-        f"sent where they lie {config.mapped // _MIB} MiB (rdma.mapped); "
+        f"sent where they lie {config.mapped // _MIB} MiB (rdma.mapped), buffers for other nodes "
+        f"{peer_bytes // _MIB} MiB (rdma.peer_buffers); "
         "a service may have another limit than this shell",
         do="LimitMEMLOCK=infinity in the unit; ulimit -l unlimited in a shell; "
         "--ulimit memlock=-1 for a container",

@@ -12,6 +12,14 @@ from gateway.rdma.device import Device, Pair, Registration
 
 # Nothing is ever posted here: peers write, and read the last byte back.
 _DEPTH = 1
+# Less than this is not worth a question by RDMA.
+LEAST_BYTES = 256 * 1024
+_MOST_BYTES = 8 * 1024**2
+
+
+def target_bytes(chunk_bytes: int) -> int:
+    """How large a buffer is where chunks are of that size."""
+    return min(max(chunk_bytes, LEAST_BYTES), _MOST_BYTES)
 
 
 class Target:

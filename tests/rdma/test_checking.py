@@ -407,6 +407,14 @@ def test_as_much_memory_must_be_lockable_as_the_gateway_registers(
         assert "80 MiB" in told.why
 
 
+def test_buffers_for_other_nodes_are_locked_too() -> None:
+    config = RdmaConfig(buffers=Bytes(64 * 1024**2), mapped=Bytes(256 * 1024**2))
+    facts = _with(lockable_bytes=336 * 1024**2)
+    told = {each.name: each for each in check(facts, config, peer_bytes=64 * 1024**2)}
+    assert told["locked memory"].state == "warning"
+    assert "64 MiB (rdma.peer_buffers)" in told["locked memory"].why
+
+
 @pytest.mark.parametrize(
     ("kernel", "mapped", "found"),
     [

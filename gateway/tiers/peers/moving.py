@@ -16,7 +16,7 @@ from gateway.config import RdmaConfig
 from gateway.rdma import verbs
 from gateway.rdma.device import RdmaUnavailable, VerbFailed
 from gateway.rdma.server import OpenDevice
-from gateway.rdma.targets import Target, TargetMemory
+from gateway.rdma.targets import LEAST_BYTES, Target, TargetMemory, target_bytes
 from gateway.telemetry.metrics import Metrics
 from gateway.tiers.peers.asking import (
     MOVED,
@@ -30,8 +30,6 @@ from gateway.tiers.peers.client import PeerAnswer, PeerClient, PeerFailed
 from gateway.tiers.peers.sessions import PeerSession, PeerSessions
 from gateway.tiers.wire import STRIDE_BYTES
 
-_LEAST_BYTES = 256 * 1024
-_MOST_BYTES = 8 * 1024**2
 # A reader that takes nothing for so long loses its buffer to who needs one, and asks again.
 _REST_SECONDS = 1.0
 
@@ -54,7 +52,7 @@ class Moving:
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self._config = config
-        self._buffer_bytes = min(max(chunk_bytes, _LEAST_BYTES), _MOST_BYTES)
+        self._buffer_bytes = target_bytes(chunk_bytes)
         self._client = client
         self._metrics = metrics
         self._open_device = open_device
@@ -127,7 +125,7 @@ class Moving:
             self._metrics.rdma_peer_buffers_free.set(self._memory.free)
 
     def _lend(self, member: Member, wanted_bytes: int) -> "Lent | None":
-        if not self._wanted or wanted_bytes < _LEAST_BYTES:
+        if not self._wanted or wanted_bytes < LEAST_BYTES:
             return None
         memory = self._memory
         if memory is None:
