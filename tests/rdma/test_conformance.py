@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.rdma import conformance
-from tests.rdma.conformance import READS, SMALL_SIZES, OverHttp, OverRdma, Read, Transport
+from tests.rdma.conformance import READS, SIZES, SMALL_SIZES, OverHttp, OverRdma, Read, Transport
 from tests.rdma.raw import RawClient
 from tests.rdma.soft import Fabric
 from tests.s3.running import running
@@ -20,10 +20,13 @@ async def client(tmp_path: Path) -> AsyncIterator[RawClient]:
     fabric = Fabric()
     device = fabric.device()
     async with running(
-        tmp_path, rdma={"buffers": "4MiB"}, open_device=lambda *_: fabric.device()
+        tmp_path,
+        rdma={"buffers": "4MiB"},
+        cache={"capacity": "256MiB"},
+        open_device=lambda *_: fabric.device(),
     ) as node:
         (node.root / "train").mkdir()
-        client = RawClient(node, device, size_bytes=6 * MIB)
+        client = RawClient(node, device, size_bytes=65 * MIB)
         await client.connect()
         yield client
         client.close()
@@ -40,7 +43,7 @@ async def test_a_read(transport: Transport, client: RawClient, case: Read) -> No
     await conformance.check_read(transport, client, case)
 
 
-@pytest.mark.parametrize("size", SMALL_SIZES)
+@pytest.mark.parametrize("size", sorted({*SIZES, *SMALL_SIZES}))
 async def test_an_object_of_a_size(transport: Transport, client: RawClient, size: int) -> None:
     await conformance.check_size(transport, client, size)
 

@@ -15,7 +15,8 @@ from feedrack.rdma import Client
 from tests.feedrack.rdma_node import OPTIONS, RdmaNode, rdma_node
 
 MIB = 1024**2
-SIZES = [0, 1, 4096, MIB, 8 * MIB - 1, 8 * MIB + 1]
+# `test_conformance.py` has them all.
+SIZES = [0, 4096, 8 * MIB + 1]
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,5 @@
-"""The table of `conformance.py` over HTTP and over real verbs, with the sizes that matter."""
+"""The table of `conformance.py` over real verbs; over HTTP it runs in the ordinary suite, where
+processors are not emulated (`tests/rdma/test_conformance.py`)."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -8,7 +9,7 @@ import pytest_asyncio
 
 from gateway.rdma.verbs import open_device
 from tests.rdma import conformance
-from tests.rdma.conformance import READS, SIZES, OverHttp, OverRdma, Transport
+from tests.rdma.conformance import READS, SIZES, OverRdma, Transport
 from tests.rdma.raw import RawClient
 from tests.s3.running import running
 
@@ -34,9 +35,9 @@ async def client(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[RawC
     device.close()
 
 
-@pytest.fixture(params=["http", "rdma"], scope="module")
-def transport(client: RawClient, request: pytest.FixtureRequest) -> Transport:
-    return OverHttp(client) if request.param == "http" else OverRdma(client)
+@pytest.fixture(scope="module")
+def transport(client: RawClient) -> Transport:
+    return OverRdma(client)
 
 
 @pytest.fixture(autouse=True)
