@@ -73,7 +73,7 @@ class RdmaServer:
         self.reason: str | None = "not started"
 
     async def start(self) -> None:
-        """Opens the device, or says once that there is none. RdmaUnavailable where it must be."""
+        """Opens the device, or says once that there is none. TierUnavailable where it must be."""
         config = self._config
         if config.mode == "off":
             self.reason = "switched off"
