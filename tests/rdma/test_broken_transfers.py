@@ -167,6 +167,29 @@ async def test_a_transfer_that_is_closed_touches_no_memory_of_the_clients(ends: 
     await within(8, closing)
 
 
+async def test_a_transfer_that_is_cancelled_while_it_waits_is_closed_once_nothing_moves(
+    ends: Ends,
+) -> None:
+    """The very piece that it waited for is under way as well."""
+    session, _ = ends.connect()
+    transfer = ends.claim(session, MIB)
+    ends.fabric.held = True
+    await transfer.write(b"x" * MIB)
+    finishing = asyncio.create_task(transfer.finish())
+    # The piece and the READ behind it.
+    await ends.until(lambda: ends.fabric.posted == 2)
+    await asyncio.sleep(0)
+    finishing.cancel()
+    await asyncio.gather(finishing, return_exceptions=True)
+    await within(8, transfer.close())
+    # The memory is its owner's again.
+    ends.memory[:4] = b"mine"
+    ends.fabric.held = False
+    for pair in list(ends.fabric.pairs.values()):
+        pair.go_on()
+    assert ends.memory[:4] == b"mine"
+
+
 async def test_a_queue_pair_that_cannot_be_destroyed_holds_up_nobody(
     ends: Ends, monkeypatch: pytest.MonkeyPatch
 ) -> None:
