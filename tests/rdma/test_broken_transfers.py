@@ -101,6 +101,37 @@ async def test_closing_does_not_wait_for_a_sign_of_life() -> None:
     ends.client.close()
 
 
+async def test_a_transfer_that_is_cut_is_over_soon() -> None:
+    """At the end of a drain, of which an operator knows how long it may take."""
+    ends = Ends(transfer_timeout_seconds=30.0)
+    await ends.server.start()
+    session, _ = ends.connect()
+    transfer = ends.claim(session, MIB)
+    ends.fabric.held = True
+
+    async def answer() -> None:
+        try:
+            await transfer.write(bytes(MIB))
+            await transfer.finish()
+        finally:
+            await transfer.close()
+
+    answering = asyncio.create_task(answer())
+    await ends.until(lambda: ends.fabric.posted == 2)
+    answering.cancel()
+    try:
+        # What a queue pair that fails may take to settle is five seconds.
+        done, _ = await asyncio.wait((answering,), timeout=8)
+        assert done
+    finally:
+        ends.fabric.held = False
+        for pair in list(ends.fabric.pairs.values()):
+            pair.go_on()
+        await asyncio.gather(answering, return_exceptions=True)
+        await ends.server.close()
+        ends.client.close()
+
+
 # Memory
 
 
@@ -215,6 +246,23 @@ async def test_a_queue_pair_that_cannot_be_destroyed_holds_up_nobody(
 # Devices that fail
 
 
+async def test_a_node_ends_though_a_queue_pair_cannot_be_destroyed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What is raised here keeps a node from closing its cache."""
+    ends = Ends()
+    await ends.server.start()
+    ends.connect()
+
+    def refuse(_: SoftPair) -> None:
+        raise VerbFailed("the device is gone")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(SoftPair, "close", refuse)
+        await within(8, ends.server.close())
+    ends.client.close()
+
+
 async def test_a_device_without_completions_is_no_device(
     ends: Ends, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -289,6 +337,30 @@ def test_no_more_is_pinned_than_may_be(tmp_path: Path) -> None:
     assert after <= limit
 
 
+def test_a_file_that_is_not_in_memory_is_not_registered(tmp_path: Path) -> None:
+    """Registering brings all of it in while everybody waits; a part of it may be hot alone."""
+    device = Fabric().device()
+    files = MappedFiles(device, 256 * MIB)
+    descriptor = _open(tmp_path, "a", 16 * MIB)
+    os.fsync(descriptor)
+    os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+    os.pread(descriptor, FROM_BYTES, 0)
+    missing = 0
+    for start in range(0, 16 * MIB, MIB):
+        try:
+            os.preadv(descriptor, (bytearray(1),), start + MIB - 1, os.RWF_NOWAIT)
+        except BlockingIOError:
+            missing += 1
+    assert missing > 8, "this file system keeps everything in memory"
+    part = files.part(descriptor, 0, FROM_BYTES)
+    if part is not None:
+        part.release()
+    files.close()
+    os.close(descriptor)
+    device.close()
+    assert part is None
+
+
 def test_a_file_for_which_no_descriptor_is_left_is_copied(tmp_path: Path) -> None:
     device = Fabric().device()
     files = MappedFiles(device, 64 * FROM_BYTES)
@@ -353,3 +425,27 @@ async def test_what_waits_for_a_buffer_costs_no_session() -> None:
     await ends.server.close()
     ends.client.close()
     assert still_there
+
+
+async def test_two_tenants_leave_a_third_something(ends: Ends) -> None:
+    pool = ends.server._pool
+    assert pool is not None
+    holding = []
+    for tenant in ("b", "c"):
+        session, _ = ends.connect(tenant)
+        for _ in range(pool.count):
+            transfer = ends.claim(session, MIB, tenant)
+            holding.append(transfer)
+            try:
+                await within(0.05, transfer.write(b"some"))
+            except (TimeoutError, TransferFailed):
+                break
+    session, _ = ends.connect("a")
+    late = ends.claim(session, MIB)
+    try:
+        await within(3, late.write(b"some"))
+        assert await late.finish() == 4
+    finally:
+        await late.close()
+        for transfer in holding:
+            await transfer.close()
