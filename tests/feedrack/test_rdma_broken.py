@@ -1,0 +1,265 @@
+"""What a client of long life, a slow gateway or a hostile one brings to light."""
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from feedrack.client import Client as HttpClient
+from feedrack.endpoint import Access
+from feedrack.errors import FeedrackError
+from feedrack.rdma import Result, opening
+from feedrack.rdma.arenas import BatchReader
+from feedrack.rdma.link import Link
+from feedrack.rdma.memory import of_buffer
+from feedrack.rdma.opening import NoRdma, Wanted
+from gateway.rdma import verbs
+from gateway.rdma.device import Device, Registration, VerbFailed
+from gateway.rdma.token import Token, parse_token
+from gateway.rdma.wire import Prepare, Prepared
+from tests.feedrack.endpoint import Asked, Reply, scripted
+from tests.feedrack.rdma_node import RdmaNode, rdma_node
+from tests.feedrack.test_rdma_failing import DATA, GATEWAY, Gateway, client_of, told
+from tests.rdma.soft import Fabric
+
+MIB = 1024**2
+
+
+@pytest.fixture
+def fabric(monkeypatch: pytest.MonkeyPatch) -> Fabric:
+    fabric = Fabric()
+    monkeypatch.setattr(opening, "_absent", {})
+    monkeypatch.setattr(verbs, "open_device", lambda *_: fabric.device())
+    return fabric
+
+
+@pytest.fixture
+def node(fabric: Fabric, tmp_path: Path) -> Iterator[RdmaNode]:
+    with rdma_node(tmp_path, fabric) as node:
+        node.put("k", DATA)
+        yield node
+
+
+def test_a_gateway_without_rdma_is_no_trouble_for_as_long_as_a_job_runs(fabric: Fabric) -> None:
+    """A pause after each try, of a minute at most: a day has more than a thousand."""
+    gateway = Gateway(fabric, lambda _: Reply(200, b"", told()))
+    gateway.refuse["prepare"] = Reply(501, b"", GATEWAY)
+    clock = [0.0]
+    with scripted(gateway) as endpoint:
+        http = HttpClient("train", Access(endpoint_url=endpoint.url, anonymous=True, attempts=1))
+        link = Link(http, Wanted(), now=lambda: clock[0])
+        memory = of_buffer(bytearray(10))
+        for _ in range(1100):
+            clock[0] += 61.0
+            with pytest.raises(NoRdma):
+                link.lease(memory)
+        link.close()
+        http.close()
+
+
+def test_what_does_not_fit_is_told_with_all_after_it_in_any_number_of_requests(
+    fabric: Fabric, node: RdmaNode
+) -> None:
+    node.put("large", bytes(100))
+    with client_of(node.url) as client, client.register(bytearray(50)) as memory:
+        rows = client.batch_into([*["none"] * 9_999, "large", "k", "k"], memory)
+        assert [row.status for row in rows[9_998:]] == [404, 507, 507, 507]
+
+
+def test_a_transfer_that_goes_on_is_not_given_up(fabric: Fabric, node: RdmaNode) -> None:
+    """As over HTTP, where a time limit is for an endpoint that stays silent."""
+    data = os.urandom(3 * MIB)
+    node.put("big", data)
+    with client_of(node.url, timeout_seconds=0.6) as client:
+        memory = client.register(bytearray(3 * MIB))
+        assert client.get_into("k", memory).transport == "rdma"
+
+        def slowly(_: object) -> None:
+            time.sleep(0.3)
+
+        fabric.on_move = slowly
+        result = client.get_into("big", memory)
+        fabric.on_move = lambda _: None
+        assert memory.contents() == data
+        assert result.transport == "rdma"
+
+
+def test_an_answer_whose_headers_were_lost_is_not_an_empty_object(fabric: Fabric) -> None:
+    """A proxy that passes on what it knows alone: the bytes moved, and nobody says so."""
+    gateway = Gateway(fabric, lambda _: Reply(200, b"", GATEWAY))
+    with scripted(gateway) as endpoint, client_of(endpoint.url) as client:
+        memory = client.register(bytearray(10))
+        result = client.get_into("k", memory)
+        assert result.size_bytes == len(DATA)
+        assert memory.contents() == DATA
+
+
+@pytest.mark.parametrize(
+    "prepared",
+    [
+        b'{"session":"x","address":%s,"idle_seconds":300.0}',
+        b'{"session":"00000000000000000000000000000001","address":%s,"idle_seconds":1e400}',
+    ],
+)
+def test_a_session_that_cannot_be_is_not_used(fabric: Fabric, prepared: bytes) -> None:
+    gateway = Gateway(fabric, lambda _: Reply(200, b"", told()))
+    address = (
+        b'{"qpn":17,"psn":1,"gid":"::1","mtu":4096,"link":"ethernet","lid":0,"traffic_class":0}'
+    )
+    gateway.refuse["prepare"] = Reply(200, prepared % address, GATEWAY)
+    with scripted(gateway) as endpoint, client_of(endpoint.url) as client:
+        memory = client.register(bytearray(10))
+        for _ in range(5):
+            result = client.get_into("k", memory)
+            assert memory.contents() == DATA
+        assert result.transport == "http"
+        assert gateway.steps.count("prepare") <= 2
+
+
+def test_a_part_of_no_bytes_is_no_part(fabric: Fabric, node: RdmaNode) -> None:
+    with client_of(node.url) as client, client.register(bytearray(10)) as memory:
+        for part_bytes in (0, -1):
+            with pytest.raises(FeedrackError):
+                client.upload_from("new", memory, part_bytes)
+    assert not (node.folder / "new").exists()
+
+
+class TwoAnswers:
+    """A gateway behind a proxy that asks again what takes long: what it was asked first goes on,
+    while the client hears what came of the second."""
+
+    def __init__(self, fabric: Fabric, second: Reply) -> None:
+        self.device = fabric.device()
+        self.pair = self.device.pair(depth=2, remote=False)
+        self.second = second
+        self.token: Token | None = None
+
+    def __call__(self, asked: Asked) -> Reply:
+        if asked.target.endswith("=prepare"):
+            self.pair.connect(msgspec.json.decode(asked.body, type=Prepare).address)
+            prepared = Prepared("1" * 32, self.pair.address, 300.0)
+            return Reply(200, msgspec.json.encode(prepared), GATEWAY)
+        if asked.target.startswith("/?"):
+            return Reply(204, b"", GATEWAY)
+        if "x-amz-rdma-token" in asked.headers:
+            self.token = parse_token(asked.headers["x-amz-rdma-token"])
+            return self.second
+        return Reply(200, DATA, GATEWAY)
+
+    def go_on(self) -> None:
+        """What was asked first reaches the client's memory now."""
+        region = self.device.register(memoryview(bytearray(b"overwrites")), remote=False)
+        assert self.token is not None
+        self.pair.write(
+            1, region.address, 10, region.lkey, to=self.token.address, rkey=self.token.rkey
+        )
+
+
+@pytest.mark.parametrize(
+    "second",
+    [
+        Reply(400, b"<Code>InvalidRDMAToken</Code><Message>used before</Message>", GATEWAY),
+        Reply(503, b"<Code>SlowDown</Code>", {"x-feedrack-node": "n2"}),
+        Reply(200, DATA, {**told("501"), "x-feedrack-node": "n2"}),
+    ],
+    ids=["used before", "another node's trouble", "another node declines"],
+)
+def test_memory_is_fenced_where_a_token_may_have_gone_out_twice(
+    fabric: Fabric, second: Reply
+) -> None:
+    gateway = TwoAnswers(fabric, second)
+    with scripted(gateway) as endpoint, client_of(endpoint.url) as client:
+        target = bytearray(10)
+        memory = client.register(target)
+        assert client.get_into("k", memory).transport == "http"
+        assert target == DATA
+        target[:] = b"mine alone"
+        gateway.go_on()
+        assert target == b"mine alone"
+
+
+def test_memory_that_cannot_be_had_is_a_reason_to_ask_over_http(
+    fabric: Fabric, node: RdmaNode
+) -> None:
+    with client_of(node.url) as client:
+        reader = BatchReader(client._http, first_bytes=1 << 60, largest_bytes=1 << 60)
+        with pytest.raises(NoRdma) as caught:
+            list(reader.read(["k", "k"], None))
+        assert caught.value.reason == "memory"
+        reader.close()
+
+
+def test_a_device_that_was_closed_is_asked_for_nothing(fabric: Fabric) -> None:
+    """One thread closes a client while another is about to register memory: on a real device that
+    is the end of the process."""
+    opened = opening.open_once(Wanted())
+    opened.close()
+    asked = []
+
+    def make(device: Device) -> Registration:
+        asked.append(device)
+        return device.register(memoryview(bytearray(10)), remote=True)
+
+    with pytest.raises(VerbFailed):
+        opened.register(make)
+    with pytest.raises(VerbFailed):
+        opened.pair()
+    assert not asked
+
+
+def test_a_child_waits_for_no_lock_of_its_parents_threads(fabric: Fabric) -> None:
+    """A fork while another thread connects, in the midst of a request that its child unwinds."""
+    opened = opening.open_once(Wanted())
+    pair = opened.pair()
+    held, over = threading.Event(), threading.Event()
+
+    def connect() -> None:
+        with opened._lock:
+            held.set()
+            over.wait(20)
+
+    thread = threading.Thread(target=connect)
+    thread.start()
+    held.wait(20)
+    child = os.fork()
+    if child == 0:
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(3)
+        opened.fence(pair)
+        os._exit(0)
+    over.set()
+    thread.join()
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    opened.close()
+
+
+def test_a_session_in_use_is_not_taken_for_one_that_rests(fabric: Fabric, tmp_path: Path) -> None:
+    with rdma_node(tmp_path, fabric, idle_seconds=1.0) as node:
+        data = os.urandom(4 * MIB)
+        node.put("big", data)
+        node.put("k", DATA)
+        with client_of(node.url) as client:
+            memory = client.register(bytearray(4 * MIB))
+            assert client.get_into("k", memory).transport == "rdma"
+
+            def slowly(_: object) -> None:
+                time.sleep(0.4)
+
+            fabric.on_move = slowly
+            results: list[Result] = []
+            thread = threading.Thread(
+                target=lambda: results.append(client.get_into("big", memory))
+            )
+            thread.start()
+            time.sleep(1.2)
+            other = client.register(bytearray(10))
+            client.get_into("k", other)
+            thread.join()
+            fabric.on_move = lambda _: None
+            assert memory.contents() == data
+            assert results[0].transport == "rdma"
