@@ -16,7 +16,7 @@ from gateway.rdma.device import RdmaUnavailable, VerbFailed
 from gateway.rdma.server import RdmaServer
 from gateway.rdma.sessions import TooManySessions
 from gateway.rdma.token import BadToken, parse_token
-from gateway.rdma.transfers import Transfer, TransferFailed
+from gateway.rdma.transfers import NoBuffer, Transfer, TransferFailed
 from gateway.rdma.wire import BadDocument, Prepare, Session, read_document
 from gateway.store.giving import Given
 from gateway.telemetry.metrics import Metrics
@@ -133,7 +133,7 @@ class Claim:
             return None
         try:
             moved_bytes = await _write(transfer, given)
-        except TransferFailed as error:
+        except (TransferFailed, NoBuffer) as error:
             log.warning("a peer's transfer failed", reason=str(error))
             await self._broke_off()
             return None
@@ -144,6 +144,7 @@ class Claim:
         await self._end()
         await given.reader.close()
         self._metrics.rdma_bytes.labels(_OPERATION).inc(moved_bytes)
+        self._metrics.rdma_copied_bytes.labels(_OPERATION).inc(transfer.copied_bytes)
         headers = self.signed({TIER: given.tier, RDMA_MOVED_BYTES: str(moved_bytes)})
         return PeerAnswer(headers=headers, moved_bytes=moved_bytes)
 

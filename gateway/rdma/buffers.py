@@ -7,6 +7,7 @@ arena: it is registered without remote access.
 import asyncio
 import mmap
 from collections import deque
+from collections.abc import Callable
 
 from gateway.rdma.device import Device
 
@@ -93,28 +94,30 @@ class BufferPool:
 
 
 class Share:
-    """A pool as one tenant has it: at most `most` of its buffers at a time, so that clients who
-    take nothing do not keep all of them from everybody else."""
+    """A pool as one tenant has it: `most()` of its buffers at a time, at least one, so that clients
+    who take nothing do not keep all of them from everybody else."""
 
-    def __init__(self, pool: BufferPool, most: int) -> None:
+    def __init__(self, pool: BufferPool, most: Callable[[], int]) -> None:
         self.buffer_bytes = pool.buffer_bytes
         self._pool = pool
-        self._left = most
+        self._most = most
+        # Buffers, and places of those who wait for one of the pool's.
+        self._held = 0
         self._waiting: deque[asyncio.Future[None]] = deque()
 
     def take_now(self) -> Buffer | None:
         """As `BufferPool.take_now`, within the share."""
-        if not self._left or self._waiting:
+        if self._held >= self._most() or self._waiting:
             return None
         buffer = self._pool.take_now()
         if buffer is not None:
-            self._left -= 1
+            self._held += 1
         return buffer
 
     async def take(self) -> Buffer:
         """As `BufferPool.take`, within the share."""
-        if self._left and not self._waiting:
-            self._left -= 1
+        if self._held < self._most() and not self._waiting:
+            self._held += 1
         else:
             waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._waiting.append(waiter)
@@ -122,24 +125,24 @@ class Share:
                 await waiter
             except asyncio.CancelledError:
                 if waiter.done() and not waiter.cancelled():
-                    self._pass_on()
+                    self._let_go()
                 raise
         try:
             return await self._pool.take()
         except BaseException:
-            self._pass_on()
+            self._let_go()
             raise
 
     def give(self, buffer: Buffer) -> None:
         """Takes a buffer back."""
         self._pool.give(buffer)
-        self._pass_on()
+        self._let_go()
 
-    def _pass_on(self) -> None:
-        """Lets the next one have what was held, or keeps it for later."""
-        while self._waiting:
+    def _let_go(self) -> None:
+        """One is held less; whoever waits may have it now."""
+        self._held -= 1
+        while self._waiting and self._held < self._most():
             waiter = self._waiting.popleft()
             if not waiter.done():
+                self._held += 1
                 waiter.set_result(None)
-                return
-        self._left += 1

@@ -44,7 +44,7 @@ class Registration(Protocol):
     def rkey(self) -> int: ...
 
     def close(self) -> None:
-        """Ends it; nobody reads or writes the memory any more. Safe to call twice."""
+        """Ends it; nobody reads or writes the memory any more. Safe to call twice. VerbFailed."""
         ...
 
 
@@ -78,7 +78,7 @@ class Pair(Protocol):
 
     def close(self) -> None:
         """Ends it: nothing is under way any more, and no completions come of what was. Safe to
-        call twice."""
+        call twice. VerbFailed, and it is as it was."""
         ...
 
 
@@ -129,5 +129,5 @@ class Device(Protocol):
         ...
 
     def close(self) -> None:
-        """Ends everything of it. Safe to call twice."""
+        """Ends everything of it. Safe to call twice. VerbFailed."""
         ...

@@ -4,7 +4,7 @@ line comes back once, and only when the device is through with it.
 A piece is given back when its completion has come, whether it succeeded or not. A line fails as a
 whole: the first piece that goes wrong, or a word from above, moves the queue pair to the error
 state, in which the device gives up what is left. What has not come back then after a while comes
-back when the queue pair is destroyed.
+back when the queue pair is destroyed; where even that fails its memory is lost, and nobody else's.
 """
 
 import asyncio
@@ -36,10 +36,12 @@ class LineFailed(Exception):  # noqa: N818 - named as the other refusals are
 
 
 class Completions:
-    """Hands a device's completions to whoever waits for them, on the event loop."""
+    """Hands a device's completions to whoever waits for them, on the event loop. `on_failure` is
+    told once that none will come any more."""
 
-    def __init__(self, device: Device) -> None:
+    def __init__(self, device: Device, *, on_failure: Callable[[str], None]) -> None:
         self._device = device
+        self._on_failure = on_failure
         self._numbers = itertools.count(1)
         self._expected: dict[int, Callable[[int], None]] = {}
         self._loop = asyncio.get_running_loop()
@@ -62,14 +64,42 @@ class Completions:
         try:
             found = self._device.completions()
         except VerbFailed as error:
-            # Each transfer ends by its own time.
-            log.exception("no completions", device=self._device.name, reason=str(error))
+            log.exception("no completions", device=self._device.name)
             self.close()
+            self._on_failure(str(error))
             return
         for completion in found:
             done = self._expected.pop(completion.work, None)
             if done is not None:
                 done(completion.status)
+
+
+class Piece:
+    """One work request under way. `over` tells how it ended: None, or what went wrong."""
+
+    __slots__ = ("_keeps", "_kept", "_release", "over")
+
+    def __init__(self, release: Callable[[], None], *, keeps: bool) -> None:
+        self._release = release
+        # Whether its memory is the caller's to release once it has succeeded.
+        self._keeps = keeps
+        self._kept = False
+        self.over: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
+
+    def abandon(self) -> None:
+        """Nobody wants what it reads: its memory is released as soon as that is possible."""
+        self._keeps = False
+        if self._kept:
+            self._kept = False
+            self._release()
+
+    def end(self, trouble: str | None, *, lost: bool = False) -> None:
+        """It is over. `lost`: the device may still touch its memory, so nobody ever has it."""
+        if self._keeps and trouble is None:
+            self._kept = True
+        elif not lost:
+            self._release()
+        self.over.set_result(trouble)
 
 
 class Line:
@@ -92,7 +122,7 @@ class Line:
         self._slots = asyncio.Semaphore(depth)
         self._on_failure = on_failure
         self._settle_seconds = settle_seconds
-        self._under_way: dict[int, Callable[[int], None]] = {}
+        self._under_way: dict[int, Piece] = {}
         self._empty = asyncio.Event()
         self._empty.set()
         self._settling: asyncio.Task[None] | None = None
@@ -118,12 +148,12 @@ class Line:
         to: int,
         rkey: int,
         release: Callable[[], None],
-    ) -> asyncio.Future[str | None]:
-        """Begins to WRITE local memory to the peer's at `to`. The future tells when it is there:
-        None, or what went wrong. LineFailed, with the memory released, where it cannot begin."""
+    ) -> Piece:
+        """Begins to WRITE local memory to the peer's at `to`. LineFailed, with the memory released,
+        where it cannot begin."""
         return await self._begin(
             lambda work: self._pair.write(work, address, size_bytes, lkey, to=to, rkey=rkey),
-            release,
+            Piece(release, keeps=False),
         )
 
     async def read(
@@ -135,20 +165,19 @@ class Line:
         source: int,
         rkey: int,
         release: Callable[[], None],
-    ) -> asyncio.Future[str | None]:
-        """Begins to READ the peer's memory at `source` into local memory, as `write`. `release`
-        comes with the failure; what was read is its caller's to release, unless the future was
-        cancelled before."""
+    ) -> Piece:
+        """Begins to READ the peer's memory at `source` into local memory, as `write`. Where it
+        succeeds the memory is its caller's to release, or to `abandon`."""
         return await self._begin(
             lambda work: self._pair.read(work, address, size_bytes, lkey, source=source, rkey=rkey),
-            release,
-            keeps=True,
+            Piece(release, keeps=True),
         )
 
-    async def knock(self) -> asyncio.Future[str | None]:
+    async def knock(self) -> Piece:
         """Sends an empty WRITE, which tells whether the peer is still there. LineFailed."""
         return await self._begin(
-            lambda work: self._pair.write(work, 0, 0, 0, to=0, rkey=0), lambda: None
+            lambda work: self._pair.write(work, 0, 0, 0, to=0, rkey=0),
+            Piece(lambda: None, keeps=False),
         )
 
     def fail(self, reason: str) -> None:
@@ -173,44 +202,40 @@ class Line:
         if self._settling is not None:
             await asyncio.shield(self._settling)
 
-    async def _begin(
-        self, post: Callable[[int], None], release: Callable[[], None], *, keeps: bool = False
-    ) -> asyncio.Future[str | None]:
+    async def _begin(self, post: Callable[[int], None], piece: Piece) -> Piece:
         try:
             await self._slots.acquire()
         except asyncio.CancelledError:
-            release()
+            piece.end("cancelled")
             raise
         if self.failure is not None:
             self._slots.release()
-            release()
+            piece.end(self.failure)
             raise LineFailed(self.failure)
-        future: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
-
-        def done(status: int) -> None:
-            self._under_way.pop(number, None)
-            if not self._under_way:
-                self._empty.set()
-            self._slots.release()
-            if not keeps or status or future.done():
-                release()
-            trouble = _trouble(status)
-            if trouble is not None:
-                self.fail(trouble)
-            if not future.done():
-                # What a flushed piece has to say is why the line failed.
-                future.set_result(self.failure if trouble is not None else None)
-
-        number = self._completions.expect(done)
-        self._under_way[number] = done
+        number = self._completions.expect(lambda status: self._done(number, status))
+        self._under_way[number] = piece
         self._empty.clear()
         try:
             post(number)
         except VerbFailed as error:
             self._completions.forget(number)
-            done(FLUSHED)
+            self.fail(str(error))
+            self._end(number, self.failure)
             raise LineFailed(str(error)) from error
-        return future
+        return piece
+
+    def _done(self, number: int, status: int) -> None:
+        if status:
+            self.fail(f"{_MEANINGS.get(status, 'the device refused')} (status {status})")
+        # What was given up with another one has to say why that one failed.
+        self._end(number, self.failure if status else None)
+
+    def _end(self, number: int, trouble: str | None, *, lost: bool = False) -> None:
+        piece = self._under_way.pop(number)
+        if not self._under_way:
+            self._empty.set()
+        self._slots.release()
+        piece.end(trouble, lost=lost)
 
     async def _settle(self) -> None:
         try:
@@ -219,13 +244,12 @@ class Line:
         except TimeoutError:
             log.warning("a device held on to memory until its queue pair was destroyed")
         finally:
-            self._pair.close()
-            for number, done in list(self._under_way.items()):
+            lost = False
+            try:
+                self._pair.close()
+            except VerbFailed as error:
+                lost = True
+                log.error("a queue pair cannot be destroyed", reason=str(error))  # noqa: TRY400
+            for number in list(self._under_way):
                 self._completions.forget(number)
-                done(FLUSHED)
-
-
-def _trouble(status: int) -> str | None:
-    if status == 0:
-        return None
-    return f"{_MEANINGS.get(status, 'the device refused')} (status {status})"
+                self._end(number, self.failure, lost=lost)

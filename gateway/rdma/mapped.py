@@ -1,10 +1,12 @@
-"""Chunk files that the device reads where they lie, in the page cache: mapped, registered once, and
-kept for the next reader. No byte of them is copied.
+"""Parts of chunk files that the device reads where they lie, in the page cache: mapped, registered
+once, and kept for the next reader. No byte of them is copied.
 
 Linux registers a read-only shared mapping of a file from 6.3 on; before, and on devices that
 cannot, everything is copied into buffers instead. A mapping that may be written to would be
 registered by any kernel, but pins its pages for writing, which changes the file's times and makes
-its pages dirty. What is registered is pinned: it stays in memory, and on the disk even after its
+its pages dirty. Only what is asked for is registered, whole pages of it, since whoever asks vouches
+for that alone: more might be read from the disk for it, here and now, and would come into the page
+cache unverified. What is registered is pinned: it stays in memory, and on the disk even after its
 file was removed, until it is let go of. `limit_bytes` bounds that.
 """
 
@@ -22,7 +24,7 @@ log = structlog.get_logger()
 
 # Mapping and registering cost more than copying less than this.
 FROM_BYTES = 64 * 1024
-# A file that takes more than this part of the limit would push out all others.
+# What takes more than this part of the limit would push out all others.
 _LARGEST_PART = 4
 _FAILED = ctypes.c_void_p(-1).value
 
@@ -33,11 +35,12 @@ _libc.mmap.argtypes = [
 ]  # fmt: skip
 _libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 
-_Identity = tuple[int, int, int, int]
+# Of a file: device, inode, size, time of the last change. Of its part: where it begins and ends.
+_Identity = tuple[int, int, int, int, int, int]
 
 
 class _Mapping:
-    """One file's. `users` are reading from it."""
+    """Some pages of one file. `users` are reading from them."""
 
     __slots__ = ("address", "descriptor", "region", "size_bytes", "users")
 
@@ -68,7 +71,7 @@ class MappedPart:
 
 
 class MappedFiles:
-    """The files that are mapped now; those read least recently are let go of first."""
+    """The parts of files that are mapped now; what was read least recently is let go of first."""
 
     def __init__(self, device: Device, limit_bytes: int) -> None:
         self._device = device
@@ -88,28 +91,30 @@ class MappedFiles:
         if self._works is False or size_bytes < FROM_BYTES:
             return None
         status = os.fstat(descriptor)
-        if (
-            offset + size_bytes > status.st_size
-            or status.st_size > self._limit_bytes // _LARGEST_PART
-        ):
+        start = offset - offset % mmap.PAGESIZE
+        stop = offset + size_bytes
+        stop = min(stop + -stop % mmap.PAGESIZE, status.st_size)
+        if offset + size_bytes > stop or stop - start > self._limit_bytes // _LARGEST_PART:
             return None
         # Who writes to a file in place changes its times, and makes another one of it.
-        identity = (status.st_dev, status.st_ino, status.st_size, status.st_ctime_ns)
+        file = (status.st_dev, status.st_ino, status.st_size, status.st_ctime_ns)
+        identity = (*file, start, stop)
         mapping = self._mappings.get(identity)
         if mapping is None:
-            mapping = self._map(descriptor, status.st_size)
+            if not self._make_room(stop - start):
+                return None
+            mapping = self._map(descriptor, start, stop - start)
             if mapping is None:
                 return None
             self._mappings[identity] = mapping
             self._held_bytes += mapping.size_bytes
         self._mappings.move_to_end(identity)
         mapping.users += 1
-        self._make_room()
 
         def release() -> None:
             mapping.users -= 1
 
-        return MappedPart(mapping.region.address + offset, mapping.region.lkey, release)
+        return MappedPart(mapping.region.address + offset - start, mapping.region.lkey, release)
 
     def tidy(self) -> None:
         """Lets go of files that were removed; to be called every now and then."""
@@ -122,21 +127,29 @@ class MappedFiles:
         for identity in list(self._mappings):
             self._let_go(identity)
 
-    def _make_room(self) -> None:
+    def _make_room(self, size_bytes: int) -> bool:
+        """Whether so much more may be pinned, once what nobody reads was let go of."""
         for identity, mapping in list(self._mappings.items()):
-            if self._held_bytes <= self._limit_bytes:
-                return
+            if self._held_bytes + size_bytes <= self._limit_bytes:
+                break
             if not mapping.users:
                 self._let_go(identity)
+        return self._held_bytes + size_bytes <= self._limit_bytes
 
     def _let_go(self, identity: _Identity) -> None:
         mapping = self._mappings.pop(identity)
         self._held_bytes -= mapping.size_bytes
         mapping.close()
 
-    def _map(self, descriptor: int, size_bytes: int) -> _Mapping | None:
-        address = _libc.mmap(None, size_bytes, mmap.PROT_READ, mmap.MAP_SHARED, descriptor, 0)
+    def _map(self, descriptor: int, start: int, size_bytes: int) -> _Mapping | None:
+        try:
+            # To learn later whether the file still has a name.
+            kept = os.dup(descriptor)
+        except OSError:
+            return None
+        address = _libc.mmap(None, size_bytes, mmap.PROT_READ, mmap.MAP_SHARED, kept, start)
         if address in (None, _FAILED):
+            os.close(kept)
             return None
         try:
             region = self._device.register_address(
@@ -144,6 +157,7 @@ class MappedFiles:
             )
         except VerbFailed as error:
             _libc.munmap(address, size_bytes)
+            os.close(kept)
             if self._works is None:
                 self._works = False
                 log.info("rdma copies", reason=str(error))
@@ -151,4 +165,4 @@ class MappedFiles:
         if self._works is None:
             self._works = True
             log.info("rdma reads files where they lie", device=self._device.name)
-        return _Mapping(os.dup(descriptor), address, size_bytes, region)
+        return _Mapping(kept, address, size_bytes, region)

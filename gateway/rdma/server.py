@@ -26,8 +26,6 @@ log = structlog.get_logger()
 _SWEEP_SECONDS = 1.0
 _KNOCK_SECONDS = 15.0
 
-# Of all buffers, what one tenant may have at a time.
-_SHARE_PERCENT = 75
 # Connecting asks the kernel for the way to an address, which may take a second if there is none,
 # and keeps everybody waiting.
 _PENALTY_SECONDS = 10.0
@@ -95,7 +93,7 @@ class RdmaServer:
             log.info("no rdma", reason=self.reason)
             return
         self.reason = None
-        self._completions = Completions(device)
+        self._completions = Completions(device, on_failure=self._lost)
         self._sweeper = asyncio.create_task(self._sweep())
         log.info("rdma", device=device.name, buffers=self._pool.count)
 
@@ -117,8 +115,9 @@ class RdmaServer:
         """A session whose queue pair expects `peer`. TooManySessions, VerbFailed,
         RdmaUnavailable."""
         device, completions, depth = self._device, self._completions, self._config.depth
-        if device is None or completions is None:
+        if device is None or completions is None or self.reason is not None:
             raise RdmaUnavailable(self.reason or "there is no device")
+        self._check_peer(tenant, peer)
         self._table.check_room(tenant)
         self._lines = {line for line in self._lines if not line.over}
         if (len(self._lines) + 1) * depth > device.max_completions:
@@ -170,8 +169,9 @@ class RdmaServer:
             raise BadToken("its number was used before")
         share = self._shares.get(tenant)
         if share is None:
-            most = max(1, pool.count * _SHARE_PERCENT // 100)
-            share = self._shares[tenant] = Share(pool, most)
+            # However many take all they may, there is as much left for one more.
+            share = Share(pool, lambda: max(1, pool.count // (self._table.tenants + 1)))
+            self._shares[tenant] = share
         session.transfers += 1
 
         def over() -> None:
@@ -190,19 +190,37 @@ class RdmaServer:
     async def close(self) -> None:
         """Ends all sessions, and returns once the device is through with everything."""
         if self._sweeper is not None:
-            self._sweeper.cancel()
+            for task in (self._sweeper, *self._knocks):
+                task.cancel()
             await asyncio.gather(self._sweeper, *self._knocks, return_exceptions=True)
         await asyncio.gather(*(line.close() for line in list(self._lines)))
         if self._completions is not None:
             self._completions.close()
-        if self._files is not None:
-            self._files.close()
-        if self._pool is not None:
-            self._pool.close()
-        if self._device is not None:
-            self._device.close()
+        for each in (self._files, self._pool, self._device):
+            try:
+                if each is not None:
+                    each.close()
+            except VerbFailed as error:
+                # The process ends, and the kernel lets go of what is left.
+                log.error("rdma is not closed as it should be", reason=str(error))  # noqa: TRY400
         self._device = None
         self.reason = "closed"
+
+    def _check_peer(self, tenant: str, peer: PairAddress) -> None:
+        """Nothing where the address is no other tenant's, to whom these packets would go. A client
+        that has its own again has lost the session. TooManySessions."""
+        for session in self._table:
+            if (session.peer.gid, session.peer.qpn) != (peer.gid, peer.qpn):
+                continue
+            if session.tenant != tenant:
+                raise TooManySessions("that queue pair has a session already")
+            session.line.fail("replaced")
+
+    def _lost(self, reason: str) -> None:
+        """The device tells of nothing any more: everything goes over HTTP."""
+        self.reason = reason
+        for line in list(self._lines):
+            line.fail("the device is lost")
 
     def _ended(self, session: Session, reason: str) -> None:
         if session.state != "ended":
@@ -224,22 +242,25 @@ class RdmaServer:
                 task.add_done_callback(self._knocks.discard)
             self._metrics.rdma_buffers_free.set(self.buffers_free)
             if self._files is not None:
-                self._files.tidy()
+                try:
+                    self._files.tidy()
+                except VerbFailed as error:
+                    log.warning("a chunk file stays registered", reason=str(error))
                 self._metrics.rdma_mapped_bytes.set(self._files.held_bytes)
 
 
 async def _knock(session: Session, timeout_seconds: float) -> None:
     """Asks a client for a sign of life; its line fails where there is none."""
     try:
-        future = await session.line.knock()
+        piece = await session.line.knock()
     except LineFailed:
         return
-    await asyncio.wait((future,), timeout=timeout_seconds)
-    if not future.done():
+    await asyncio.wait((piece.over,), timeout=timeout_seconds)
+    if not piece.over.done():
         session.line.fail("no sign of life")
 
 
 def _kind(reason: str) -> str:
     """The reason as a label: one of few."""
-    known = ("never ready", "not used", "cancelled", "closed", "no sign of life")
+    known = ("never ready", "not used", "cancelled", "closed", "no sign of life", "replaced")
     return reason if reason in known else "failed"

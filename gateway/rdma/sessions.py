@@ -48,6 +48,7 @@ class SessionTable:
         self._idle_seconds = idle_seconds
         self._knock_seconds = knock_seconds
         self._sessions: dict[str, Session] = {}
+        self._counts: dict[str, int] = {}
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -65,10 +66,16 @@ class SessionTable:
 
     def count(self, tenant: str) -> int:
         """How many a tenant has."""
-        return sum(each.tenant == tenant for each in self._sessions.values())
+        return self._counts.get(tenant, 0)
+
+    @property
+    def tenants(self) -> int:
+        """How many have any."""
+        return len(self._counts)
 
     def add(self, session: Session) -> None:
         self._sessions[session.id] = session
+        self._counts[session.tenant] = self.count(session.tenant) + 1
 
     def find(self, id_: str, tenant: str) -> Session | None:
         """A tenant's own session; another's is as good as none."""
@@ -78,7 +85,11 @@ class SessionTable:
     def remove(self, session: Session) -> None:
         """It has ended. Safe to call twice."""
         session.state = "ended"
-        self._sessions.pop(session.id, None)
+        if self._sessions.pop(session.id, None) is None:
+            return
+        self._counts[session.tenant] -= 1
+        if not self._counts[session.tenant]:
+            del self._counts[session.tenant]
 
     def overdue(self, now: float) -> list[tuple[Session, str]]:
         """The sessions that are to end, and why."""

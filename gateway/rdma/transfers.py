@@ -9,22 +9,30 @@ import asyncio
 import contextlib
 import os
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 from gateway.rdma.buffers import Buffer, Share
-from gateway.rdma.lines import Line, LineFailed
+from gateway.rdma.lines import Line, LineFailed, Piece
 from gateway.rdma.mapped import MappedFiles
 from gateway.rdma.sessions import Session
 from gateway.rdma.token import Token
 
 # Ahead of whoever takes what is read. It holds on to memory that others could use.
 _READ_AHEAD = 4
-
-Future = asyncio.Future[str | None]
+# How long what is under way may take once nobody wants it any more.
+_CUT_SECONDS = 2.0
 
 
 class TransferFailed(Exception):  # noqa: N818 - named as the other refusals are
     """It broke off, and its session has ended. The message says why."""
+
+
+class NoBuffer(Exception):  # noqa: N818 - named as the other refusals are
+    """No buffer came free in time; its session goes on."""
+
+    def __init__(self) -> None:
+        super().__init__("no buffer came free")
 
 
 class MemoryTooSmall(Exception):  # noqa: N818 - named as the other refusals are
@@ -57,7 +65,10 @@ class Transfer:
         self._timeout_seconds = timeout_seconds
         self._on_end = on_end
         self._closed = False
-        self._under_way: deque[Future] = deque()
+        # All that may still touch the client's memory, or ours.
+        self._under_way: set[Piece] = set()
+        # What is being written, in order.
+        self._writing: deque[Piece] = deque()
         # What is gathered for the next piece to be written, and where it is to go.
         self._gathered: Buffer | None = None
         self._gathered_bytes = 0
@@ -152,13 +163,7 @@ class Transfer:
 
     def reader(self) -> "MemoryReader":
         """The whole memory, to be read from its beginning to its end."""
-        return MemoryReader(
-            self._line,
-            self.token,
-            self._pool,
-            timeout_seconds=self._timeout_seconds,
-            fail=self._fail,
-        )
+        return MemoryReader(self)
 
     async def close(self) -> None:
         """Ends it, and returns once nothing touches the client's memory any more. Safe to call
@@ -172,7 +177,11 @@ class Transfer:
         self._on_end()
         # Whoever hears of the end may use the memory again.
         while self._under_way:
-            await self._await(self._under_way.popleft())
+            left = [piece.over for piece in self._under_way]
+            await asyncio.wait(left, timeout=min(_CUT_SECONDS, self._timeout_seconds))
+            if self._under_way:
+                self._line.fail("cut, and still under way")
+                await self._line.settled()
         await self._line.settled()
 
     async def _buffer(self) -> Buffer:
@@ -181,16 +190,6 @@ class Transfer:
             self._gathered = await self._take()
             self._gathered_bytes = 0
         return self._gathered
-
-    async def _take(self) -> Buffer:
-        buffer = self._pool.take_now()
-        if buffer is not None:
-            return buffer
-        try:
-            async with asyncio.timeout(self._timeout_seconds):
-                return await self._pool.take()
-        except TimeoutError:
-            raise self._fail("no buffer came free") from None
 
     async def _grow(self, size_bytes: int) -> None:
         self._gathered_bytes += size_bytes
@@ -210,57 +209,77 @@ class Transfer:
         self, address: int, size_bytes: int, lkey: int, release: Callable[[], None]
     ) -> None:
         to = self.token.address + self.moved_bytes
-        try:
-            async with asyncio.timeout(self._timeout_seconds):
-                future = await self._line.write(
-                    address, size_bytes, lkey, to=to, rkey=self.token.rkey, release=release
-                )
-        except TimeoutError:
-            raise self._fail("the client does not take what is sent") from None
-        except LineFailed as error:
-            raise TransferFailed(str(error)) from error
+        piece = await self._begun(
+            self._line.write(
+                address, size_bytes, lkey, to=to, rkey=self.token.rkey, release=release
+            )
+        )
         self.moved_bytes += size_bytes
-        self._under_way.append(future)
+        self._writing.append(piece)
         # Those that are over tell of failures early.
-        while self._under_way and self._under_way[0].done():
-            await self._drain(len(self._under_way) - 1)
+        while self._writing and self._writing[0].over.done():
+            await self._drain(len(self._writing) - 1)
 
     async def _push_through(self) -> None:
         """A READ of the last byte: it is answered after every WRITE before it has reached memory,
         which a WRITE's own completion does not promise."""
         buffer = await self._take()
-        token = self.token
-        try:
-            future = await self._line.read(
+        token, pool = self.token, self._pool
+        piece = await self._begun(
+            self._line.read(
                 buffer.address,
                 1,
                 buffer.lkey,
                 source=token.address + self.moved_bytes - 1,
                 rkey=token.rkey,
-                release=lambda: self._pool.give(buffer),
+                release=lambda: pool.give(buffer),
             )
-        except LineFailed as error:
-            raise TransferFailed(str(error)) from error
+        )
         try:
             await self._drain(0)
-            trouble = await self._await(future)
-        except BaseException:
-            if future.done() and future.result() is None:
-                self._pool.give(buffer)
-            future.cancel()
-            raise
-        if trouble is not None:
-            raise TransferFailed(trouble)
-        self._pool.give(buffer)
+            await self._end(piece)
+        finally:
+            piece.abandon()
 
     async def _drain(self, left: int) -> None:
-        while len(self._under_way) > left:
-            trouble = await self._await(self._under_way.popleft())
-            if trouble is not None:
-                raise TransferFailed(trouble)
+        while len(self._writing) > left:
+            await self._end(self._writing[0])
+            self._writing.popleft()
 
-    async def _await(self, future: Future) -> str | None:
-        return await _await_piece(future, self._timeout_seconds, self._fail)
+    async def _begun(self, beginning: Coroutine[Any, Any, Piece]) -> Piece:
+        """What begins, once it has its turn; kept until it is over."""
+        try:
+            async with asyncio.timeout(self._timeout_seconds):
+                piece = await beginning
+        except TimeoutError:
+            raise self._fail("the client does not keep up") from None
+        except LineFailed as error:
+            raise TransferFailed(str(error)) from error
+        self._under_way.add(piece)
+        piece.over.add_done_callback(lambda _: self._under_way.discard(piece))
+        return piece
+
+    async def _end(self, piece: Piece) -> None:
+        """Returns once a piece is over. TransferFailed; `close` waits for what is late."""
+        await asyncio.wait((piece.over,), timeout=self._timeout_seconds)
+        if not piece.over.done():
+            raise self._fail(f"nothing came in {self._timeout_seconds:g} s")
+        trouble = piece.over.result()
+        if trouble is not None:
+            raise TransferFailed(trouble)
+
+    async def _take(self) -> Buffer:
+        buffer = self._pool.take_now()
+        if buffer is not None:
+            return buffer
+        try:
+            async with asyncio.timeout(self._timeout_seconds):
+                return await self._pool.take()
+        except TimeoutError:
+            if self._under_way:
+                raise self._fail("the client does not keep up") from None
+            # Nobody's fault whose client is well: the session stays.
+            raise NoBuffer from None
 
     def _fail(self, reason: str) -> TransferFailed:
         self._line.fail(reason)
@@ -268,67 +287,46 @@ class Transfer:
 
 
 class MemoryReader:
-    """A client's memory as a stream of bytes. `close` must be called."""
+    """A client's memory as a stream of bytes, read ahead by a few pieces."""
 
-    def __init__(
-        self,
-        line: Line,
-        token: Token,
-        pool: Share,
-        *,
-        timeout_seconds: float,
-        fail: Callable[[str], TransferFailed],
-    ) -> None:
-        self._line = line
-        self._token = token
-        self._pool = pool
-        self._timeout_seconds = timeout_seconds
-        self._fail = fail
+    def __init__(self, transfer: Transfer) -> None:
+        self._transfer = transfer
         self._asked_bytes = 0
-        self._coming: deque[tuple[Future, Buffer, int]] = deque()
+        self._coming: deque[tuple[Piece, Buffer, int]] = deque()
 
     async def read(self) -> bytes:
-        """The next bytes, b"" after the last. TransferFailed."""
-        if not self._coming:
-            if self._asked_bytes == self._token.size_bytes:
+        """The next bytes, b"" after the last. TransferFailed, NoBuffer."""
+        transfer, coming = self._transfer, self._coming
+        pool, size_bytes = transfer._pool, transfer.token.size_bytes
+        if not coming:
+            if self._asked_bytes == size_bytes:
                 return b""
-            await self._ask(await self._take())
-        while len(self._coming) < _READ_AHEAD and self._asked_bytes < self._token.size_bytes:
-            buffer = self._pool.take_now()
+            await self._ask(await transfer._take())
+        while len(coming) < _READ_AHEAD and self._asked_bytes < size_bytes:
+            buffer = pool.take_now()
             if buffer is None:
                 break
             await self._ask(buffer)
-        future, buffer, size = self._coming[0]
-        trouble = await _await_piece(future, self._timeout_seconds, self._fail)
-        self._coming.popleft()
-        if trouble is not None:
-            raise TransferFailed(trouble)
+        piece, buffer, size = coming[0]
+        await transfer._end(piece)
+        coming.popleft()
         block = bytes(buffer.memory[:size])
-        self._pool.give(buffer)
+        transfer.copied_bytes += size
+        pool.give(buffer)
         return block
 
     def close(self) -> None:
-        """Ends it; what is under way comes back by itself. Safe to call twice."""
+        """Ends it; the transfer's `close` waits for what is under way. Safe to call twice."""
         while self._coming:
-            future, buffer, _ = self._coming.popleft()
-            if future.done() and not future.cancelled():
-                if future.result() is None:
-                    self._pool.give(buffer)
-            else:
-                future.cancel()
-
-    async def _take(self) -> Buffer:
-        try:
-            async with asyncio.timeout(self._timeout_seconds):
-                return await self._pool.take()
-        except TimeoutError:
-            raise self._fail("no buffer came free") from None
+            piece, _, _ = self._coming.popleft()
+            piece.abandon()
 
     async def _ask(self, buffer: Buffer) -> None:
-        token, pool = self._token, self._pool
+        transfer = self._transfer
+        token, pool = transfer.token, transfer._pool
         size = min(pool.buffer_bytes, token.size_bytes - self._asked_bytes)
-        try:
-            future = await self._line.read(
+        piece = await transfer._begun(
+            transfer._line.read(
                 buffer.address,
                 size,
                 buffer.lkey,
@@ -336,21 +334,9 @@ class MemoryReader:
                 rkey=token.rkey,
                 release=lambda: pool.give(buffer),
             )
-        except LineFailed as error:
-            raise TransferFailed(str(error)) from error
+        )
         self._asked_bytes += size
-        self._coming.append((future, buffer, size))
-
-
-async def _await_piece(
-    future: Future, timeout_seconds: float, fail: Callable[[str], TransferFailed]
-) -> str | None:
-    """What became of a piece. `fail` makes it come back where it does not in time."""
-    await asyncio.wait((future,), timeout=timeout_seconds)
-    if not future.done():
-        fail(f"nothing came in {timeout_seconds:g} s")
-        await asyncio.wait((future,))
-    return future.result()
+        self._coming.append((piece, buffer, size))
 
 
 async def _read_file(descriptor: int, memory: memoryview, offset: int) -> int:
@@ -358,4 +344,12 @@ async def _read_file(descriptor: int, memory: memoryview, offset: int) -> int:
     # Not every file system knows how not to wait: those are read in a thread, too.
     with contextlib.suppress(OSError):
         return os.preadv(descriptor, (memory,), offset, os.RWF_NOWAIT)
-    return await asyncio.to_thread(os.preadv, descriptor, (memory,), offset)
+    reading = asyncio.ensure_future(asyncio.to_thread(os.preadv, descriptor, (memory,), offset))
+    try:
+        return await asyncio.shield(reading)
+    except asyncio.CancelledError:
+        # The thread goes on, and writes into the buffer: until then it must be nobody else's.
+        while not reading.done():
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.wait((reading,))
+        raise

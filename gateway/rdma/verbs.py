@@ -100,6 +100,8 @@ class VerbsDevice:
         self._library = library
         self.name = name
         self._closing: list[Any] = []
+        # pyverbs does not look before it uses what was closed.
+        self._closed = False
         try:
             self._context = self._opened(library.device.Context(name=name))
             self.port, attributes = self._find_port(port)
@@ -148,6 +150,7 @@ class VerbsDevice:
         self, descriptor: int, offset: int, size_bytes: int, *, remote: bool
     ) -> "VerbsRegistration":
         """As `Device.register_dmabuf`."""
+        self._check_open()
         library = self._library
         try:
             region = library.mr.DmaBufMR(
@@ -168,6 +171,7 @@ class VerbsDevice:
 
     def completions(self) -> Sequence[Completion]:
         """As `Device.completions`."""
+        self._check_open()
         library = self._library
         try:
             # get_cq_event waits with Python's lock held, so it is called where it need not.
@@ -186,12 +190,14 @@ class VerbsDevice:
 
     def close(self) -> None:
         """As `Device.close`."""
+        self._closed = True
         # Each must go before what it was made of.
         while self._closing:
-            self._closing.pop().close()
+            _closed(self._library, self._closing.pop())
 
     def new_pair(self, depth: int, *, remote: bool) -> Any:
         """A queue pair of pyverbs' in its first state."""
+        self._check_open()
         library, constant = self._library, self._library.constant
         qp = library.qp
         capacity = qp.QPCap(max_send_wr=depth, max_recv_wr=1, max_send_sge=1, max_recv_sge=1)
@@ -252,6 +258,7 @@ class VerbsDevice:
         writable: bool = True,
         held: object = None,
     ) -> "VerbsRegistration":
+        self._check_open()
         library = self._library
         access = self._access(remote=remote, writable=writable)
         try:
@@ -259,6 +266,10 @@ class VerbsDevice:
         except (library.Error, OSError) as error:
             raise VerbFailed(f"{size_bytes} bytes cannot be registered: {error}") from error
         return VerbsRegistration(library, region, address, size_bytes, held)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise VerbFailed(f"{self.name} was closed")
 
     def _opened(self, made: Any) -> Any:
         self._closing.append(made)
@@ -317,7 +328,7 @@ class VerbsRegistration:
 
     def close(self) -> None:
         """As `Registration.close`."""
-        self._region.close()
+        _closed(self._library, self._region)
         self._held = None
 
 
@@ -380,7 +391,7 @@ class VerbsPair:
 
     def close(self) -> None:
         """As `Pair.close`."""
-        self._pair.close()
+        _closed(self._library, self._pair)
 
     def _post(
         self, opcode: int, work: int, address: int, size_bytes: int, lkey: int, far: int, rkey: int
@@ -394,6 +405,13 @@ class VerbsPair:
             self._pair.post_send(request)
         except (library.Error, OSError) as error:
             raise VerbFailed(f"nothing can be posted: {error}") from error
+
+
+def _closed(library: _Library, made: Any) -> None:
+    try:
+        made.close()
+    except (library.Error, OSError) as error:
+        raise VerbFailed(f"it cannot be closed: {error}") from error
 
 
 def _event_descriptors() -> set[int]:

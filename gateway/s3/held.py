@@ -60,12 +60,12 @@ class HeldEndpoint:
     ) -> HeldAnswer | None:
         """The answer to a plain read; None where the long way has to look. `files`: the wire can
         send from files. `send_now`, and where that says so `send`, must follow."""
-        if not _RDMA_HEADERS.isdisjoint(head.fields):
-            return None
         record = self._recorder.begin()
         try:
             request = self._entry.admit(head, record, secure=secure)
             if request.past_packs or request.operation.name not in _READS:
+                return None
+            if not _RDMA_HEADERS.isdisjoint(request.head.fields):
                 return None
             if relayed(request) is not None:
                 return None

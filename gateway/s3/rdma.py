@@ -23,7 +23,13 @@ from gateway.rdma.device import RdmaUnavailable, VerbFailed
 from gateway.rdma.server import RdmaServer
 from gateway.rdma.sessions import TooManySessions
 from gateway.rdma.token import TOKEN_HEADER, BadToken, parse_token
-from gateway.rdma.transfers import MemoryReader, MemoryTooSmall, Transfer, TransferFailed
+from gateway.rdma.transfers import (
+    MemoryReader,
+    MemoryTooSmall,
+    NoBuffer,
+    Transfer,
+    TransferFailed,
+)
 from gateway.rdma.wire import (
     DECLINED,
     DOCUMENT_BYTES,
@@ -95,6 +101,9 @@ class RdmaFace:
                 f"The memory is too small: {error}.",
                 fields={"BytesNeeded": str(error.needed_bytes)},
             ) from error
+        except NoBuffer as error:
+            self._metrics.rdma_transfers.labels(name, "failed").inc()
+            raise SlowDown("No buffer for RDMA came free in time.") from error
         except TransferFailed as error:
             self._metrics.rdma_transfers.labels(name, "failed").inc()
             raise RDMATransferFailed(f"The RDMA transfer failed: {error}.") from error
@@ -106,9 +115,7 @@ class RdmaFace:
         self._metrics.rdma_transfers.labels(name, "moved").inc()
         moved_bytes = int(answer.headers[TRANSFERRED_HEADER])
         self._metrics.rdma_bytes.labels(name).inc(moved_bytes)
-        # What was read was copied out of its buffer once.
-        copied_bytes = moved_bytes if name in _WRITES else transfer.copied_bytes
-        self._metrics.rdma_copied_bytes.labels(name).inc(copied_bytes)
+        self._metrics.rdma_copied_bytes.labels(name).inc(transfer.copied_bytes)
         return answer
 
     async def _decline(self, call: Call, handler: Handler) -> Answer:
@@ -173,6 +180,8 @@ class _MemoryStream:
     async def readany(self) -> bytes:
         try:
             return await self._reader.read()
+        except NoBuffer as error:
+            raise SlowDown("No buffer for RDMA came free in time.") from error
         except TransferFailed as error:
             # What reads a body knows what to do with an S3 error: keep nothing.
             raise RDMATransferFailed(f"The RDMA transfer failed: {error}.") from error

@@ -108,6 +108,7 @@ async def test_a_token_in_a_presigned_address_answers_alike_wherever_the_bytes_a
     url = f"http://127.0.0.1:{node.port}/train/k?{TOKEN_HEADER}={client.token()}"
     request = AWSRequest("GET", url)
     S3SigV4QueryAuth(Credentials(ACCESS_KEY, SECRET_KEY), "s3", "us-east-1").add_auth(request)
+    assert request.url is not None
     target = request.url.removeprefix(f"http://127.0.0.1:{node.port}")
     wire = await node.connect()
     seen = []

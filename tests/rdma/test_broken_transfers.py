@@ -10,14 +10,11 @@ from typing import Any
 
 import pytest
 
-from gateway.config import RdmaConfig
-from gateway.rdma import transfers
 from gateway.rdma.device import Completion, VerbFailed
 from gateway.rdma.mapped import FROM_BYTES, MappedFiles
-from gateway.rdma.server import RdmaServer
 from gateway.rdma.sessions import TooManySessions
 from gateway.rdma.token import Token
-from gateway.rdma.transfers import Transfer, TransferFailed
+from gateway.rdma.transfers import NoBuffer, Transfer, TransferFailed
 from tests.rdma.soft import Fabric, SoftDevice, SoftPair, SoftRegistration
 from tests.rdma.test_server import BUFFERS, Lab
 
@@ -154,7 +151,7 @@ async def test_a_buffer_that_a_thread_still_fills_is_nobody_elses(
         finally:
             over.set()
 
-    monkeypatch.setattr(transfers.os, "preadv", slow)
+    monkeypatch.setattr(os, "preadv", slow)
     session, _ = ends.connect()
     first = ends.claim(session, MIB)
     writing = asyncio.create_task(first.write_file(descriptor, 0, 1000))
@@ -337,30 +334,6 @@ def test_no_more_is_pinned_than_may_be(tmp_path: Path) -> None:
     assert after <= limit
 
 
-def test_a_file_that_is_not_in_memory_is_not_registered(tmp_path: Path) -> None:
-    """Registering brings all of it in while everybody waits; a part of it may be hot alone."""
-    device = Fabric().device()
-    files = MappedFiles(device, 256 * MIB)
-    descriptor = _open(tmp_path, "a", 16 * MIB)
-    os.fsync(descriptor)
-    os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-    os.pread(descriptor, FROM_BYTES, 0)
-    missing = 0
-    for start in range(0, 16 * MIB, MIB):
-        try:
-            os.preadv(descriptor, (bytearray(1),), start + MIB - 1, os.RWF_NOWAIT)
-        except BlockingIOError:
-            missing += 1
-    assert missing > 8, "this file system keeps everything in memory"
-    part = files.part(descriptor, 0, FROM_BYTES)
-    if part is not None:
-        part.release()
-    files.close()
-    os.close(descriptor)
-    device.close()
-    assert part is None
-
-
 def test_a_file_for_which_no_descriptor_is_left_is_copied(tmp_path: Path) -> None:
     device = Fabric().device()
     files = MappedFiles(device, 64 * FROM_BYTES)
@@ -410,7 +383,8 @@ async def test_what_waits_for_a_buffer_costs_no_session() -> None:
     slow, _ = ends.connect("slow")
     # Objects of slow origins: their first bytes have come.
     holding = []
-    for _ in range(3):
+    # All that a tenant may have of four, where there is no other.
+    for _ in range(2):
         transfer = ends.claim(slow, MIB, "slow")
         await transfer.write(b"some")
         holding.append(transfer)
@@ -438,7 +412,7 @@ async def test_two_tenants_leave_a_third_something(ends: Ends) -> None:
             holding.append(transfer)
             try:
                 await within(0.05, transfer.write(b"some"))
-            except (TimeoutError, TransferFailed):
+            except (TimeoutError, NoBuffer, TransferFailed):
                 break
     session, _ = ends.connect("a")
     late = ends.claim(session, MIB)

@@ -74,7 +74,7 @@ async def test_what_was_given_to_one_that_gives_up_is_not_lost(pool: BufferPool)
 
 
 async def test_a_share_leaves_some_to_others(pool: BufferPool) -> None:
-    one, other = Share(pool, 3), Share(pool, 3)
+    one, other = Share(pool, lambda: 3), Share(pool, lambda: 3)
     mine = take_all(one)
     assert len(mine) == 3
     waiting = asyncio.create_task(one.take())
@@ -86,7 +86,7 @@ async def test_a_share_leaves_some_to_others(pool: BufferPool) -> None:
 
 
 async def test_a_share_loses_nothing_to_those_who_give_up(pool: BufferPool) -> None:
-    share = Share(pool, 2)
+    share = Share(pool, lambda: 2)
     mine = take_all(share)
     waiting = [asyncio.create_task(share.take()) for _ in range(2)]
     await asyncio.sleep(0)
@@ -102,7 +102,7 @@ async def test_a_share_loses_nothing_to_those_who_give_up(pool: BufferPool) -> N
 
 async def test_a_share_waits_for_the_pool_too(pool: BufferPool) -> None:
     buffers = take_all(pool)
-    share = Share(pool, 1)
+    share = Share(pool, lambda: 1)
     waiting = asyncio.create_task(share.take())
     await asyncio.sleep(0)
     waiting.cancel()
@@ -110,3 +110,18 @@ async def test_a_share_waits_for_the_pool_too(pool: BufferPool) -> None:
     pool.give(buffers[0])
     # The place within the share was given back with the attempt.
     assert share.take_now() is buffers[0]
+
+
+async def test_a_share_that_becomes_smaller_gives_up_by_and_by(pool: BufferPool) -> None:
+    most = 3
+    share = Share(pool, lambda: most)
+    mine = take_all(share)
+    most = 1
+    waiting = asyncio.create_task(share.take())
+    await asyncio.sleep(0)
+    for buffer in mine[:2]:
+        share.give(buffer)
+        await asyncio.sleep(0)
+        assert not waiting.done()
+    share.give(mine[2])
+    assert await waiting is not None

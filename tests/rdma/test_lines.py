@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable
 
 import pytest
 
-from gateway.rdma.lines import Completions, Line, LineFailed
+from gateway.rdma.lines import Completions, Line, LineFailed, Piece
 from tests.rdma.soft import Fabric, SoftDevice, SoftRegistration
 
 DEPTH = 4
@@ -26,7 +26,7 @@ class Ends:
         self.other.connect(self.pair.address)
         self.here: SoftRegistration = near.register(memoryview(mmap.mmap(-1, SIZE)), remote=False)
         self.there: SoftRegistration = far.register(memoryview(mmap.mmap(-1, SIZE)), remote=True)
-        self.completions = Completions(near)
+        self.completions = Completions(near, on_failure=self.failures.append)
         self.line = Line(
             self.completions,
             self.pair,
@@ -46,7 +46,7 @@ class Ends:
     async def write(
         self, number: int = 0, *, rkey: int | None = None
     ) -> asyncio.Future[str | None]:
-        return await self.line.write(
+        piece = await self.line.write(
             self.here.address,
             SIZE,
             self.here.lkey,
@@ -54,8 +54,9 @@ class Ends:
             rkey=self.there.rkey if rkey is None else rkey,
             release=self.release(number),
         )
+        return piece.over
 
-    async def read(self, number: int = 0) -> asyncio.Future[str | None]:
+    async def read(self, number: int = 0) -> Piece:
         return await self.line.read(
             self.here.address,
             SIZE,
@@ -101,14 +102,19 @@ async def test_no_more_is_under_way_than_fits(ends: Ends) -> None:
 
 
 async def test_what_was_read_is_its_callers_to_release(ends: Ends) -> None:
-    assert await (await ends.read()) is None
+    piece = await ends.read()
+    assert await piece.over is None
     assert ends.back == {0: 0}
+    # Or to say that nobody wants it.
+    piece.abandon()
+    piece.abandon()
+    assert ends.back == {0: 1}
 
 
 async def test_what_nobody_waits_for_any_more_comes_back_by_itself(ends: Ends) -> None:
     ends.fabric.held = True
-    future = await ends.read()
-    future.cancel()
+    piece = await ends.read()
+    piece.abandon()
     assert ends.back == {0: 0}
     ends.fabric.held = False
     ends.pair.go_on()
@@ -179,9 +185,9 @@ async def test_one_that_gives_up_waiting_for_its_turn_has_its_memory_back(ends: 
 
 
 async def test_a_client_that_is_gone_is_noticed(ends: Ends) -> None:
-    assert await (await ends.line.knock()) is None
+    assert await (await ends.line.knock()).over is None
     ends.other.close()
-    found = await (await ends.line.knock())
+    found = await (await ends.line.knock()).over
     assert found is not None
     assert "does not answer" in found
     assert ends.line.failure == found

@@ -1,6 +1,7 @@
 """Files are registered where they lie, once, and let go of when there are too many."""
 
 import ctypes
+import mmap
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -77,11 +78,17 @@ def test_the_one_read_least_recently_goes_first(
     opened = [make(tmp_path, str(number))[0] for number in range(10)]
     held = files.part(opened[0], 0, SIZE)
     assert held is not None
+    addressed = []
     for descriptor in opened[1:]:
         part = files.part(descriptor, 0, SIZE)
         assert part is not None
+        addressed.append(part.address)
         part.release()
     assert files.held_bytes == 8 * SIZE
+    addresses = {region.address for region in device.regions.values()}
+    # The first two that nobody reads any more are gone.
+    assert len(addresses - {held.address}) == 7
+    assert addresses - {held.address} == set(addressed[-7:])
     # What is being read stays, however old.
     assert ctypes.string_at(held.address, 1)
     assert any(region.address == held.address for region in device.regions.values())
@@ -112,9 +119,29 @@ def test_little_and_what_is_not_there_is_copied(
     os.close(descriptor)
 
 
-def test_a_file_too_large_for_all_others_is_copied(files: MappedFiles, tmp_path: Path) -> None:
-    descriptor, _ = make(tmp_path, "a", 2 * SIZE + 1)
-    assert files.part(descriptor, 0, SIZE) is None
+def test_what_would_push_out_all_others_is_copied(files: MappedFiles, tmp_path: Path) -> None:
+    descriptor, _ = make(tmp_path, "a", 4 * SIZE)
+    assert files.part(descriptor, 0, 2 * SIZE + 1) is None
+    os.close(descriptor)
+
+
+def test_no_more_of_a_file_is_registered_than_is_asked_for(
+    files: MappedFiles, device: SoftDevice, tmp_path: Path
+) -> None:
+    """The rest may not be in memory, and nobody vouches for it."""
+    descriptor, data = make(tmp_path, "a", 16 * SIZE + 100)
+    part = files.part(descriptor, SIZE + 100, FROM_BYTES)
+    assert part is not None
+    assert ctypes.string_at(part.address, FROM_BYTES) == data[SIZE + 100 :][:FROM_BYTES]
+    [region] = device.regions.values()
+    # Whole pages.
+    assert region.size_bytes == FROM_BYTES + mmap.PAGESIZE == files.held_bytes
+    part.release()
+    # The last page ends where the file does.
+    last = files.part(descriptor, 15 * SIZE, SIZE + 100)
+    assert last is not None
+    assert ctypes.string_at(last.address, SIZE + 100) == data[15 * SIZE :]
+    last.release()
     os.close(descriptor)
 
 
