@@ -10,11 +10,8 @@ from typing import Any
 
 import pytest
 
-from gateway.config import RdmaConfig
-from gateway.rdma import transfers
 from gateway.rdma.device import Completion, VerbFailed
 from gateway.rdma.mapped import FROM_BYTES, MappedFiles
-from gateway.rdma.server import RdmaServer
 from gateway.rdma.sessions import TooManySessions
 from gateway.rdma.token import Token
 from gateway.rdma.transfers import Transfer, TransferFailed
@@ -106,18 +103,18 @@ async def test_a_transfer_that_is_cut_is_over_soon() -> None:
     ends = Ends(transfer_timeout_seconds=30.0)
     await ends.server.start()
     session, _ = ends.connect()
-    transfer = ends.claim(session, MIB)
+    transfer = ends.claim(session, 2 * MIB)
     ends.fabric.held = True
 
     async def answer() -> None:
         try:
-            await transfer.write(bytes(MIB))
+            await transfer.write(bytes(2 * MIB))
             await transfer.finish()
         finally:
             await transfer.close()
 
     answering = asyncio.create_task(answer())
-    await ends.until(lambda: ends.fabric.posted == 2)
+    await ends.until(lambda: ends.fabric.posted == 3)
     answering.cancel()
     try:
         # What a queue pair that fails may take to settle is five seconds.
@@ -154,7 +151,7 @@ async def test_a_buffer_that_a_thread_still_fills_is_nobody_elses(
         finally:
             over.set()
 
-    monkeypatch.setattr(transfers.os, "preadv", slow)
+    monkeypatch.setattr(os, "preadv", slow)
     session, _ = ends.connect()
     first = ends.claim(session, MIB)
     writing = asyncio.create_task(first.write_file(descriptor, 0, 1000))

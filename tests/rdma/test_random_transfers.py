@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from gateway.config import RdmaConfig
+from gateway.config import Bytes, RdmaConfig
 from gateway.rdma.mapped import FROM_BYTES
 from gateway.rdma.server import RdmaServer
 from gateway.rdma.sessions import TooManySessions
@@ -58,8 +58,8 @@ class World:
         self.fabric = Fabric()
         self.server = RdmaServer(
             RdmaConfig(
-                buffers=4 * 1024 * KIB,
-                mapped=4 * 1024 * KIB,
+                buffers=Bytes(4 * 1024 * KIB),
+                mapped=Bytes(4 * 1024 * KIB),
                 depth=self.random.choice((1, 2, 16)),
                 transfer_timeout_seconds=0.5,
             ),
@@ -242,4 +242,3 @@ async def test_whatever_happens_nothing_is_lost_and_nothing_touched(
     os.close(world.file)
     assert not troubles
     assert world.outcomes.get("moved", 0) > 3
-    print(world.outcomes)
