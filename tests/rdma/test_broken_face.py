@@ -282,3 +282,22 @@ def test_no_origin_is_told_of_a_clients_memory() -> None:
     for value in (token, foreign):
         head = RequestHead("GET", "/train/k", "", ((TOKEN_HEADER, value), ("range", "bytes=0-")))
         assert relay._headers(head) == {"range": "bytes=0-"}
+
+
+@pytest.mark.parametrize(
+    "gid",
+    [
+        "ff02::1",
+        "::",
+        "::1",
+        "::ffff:127.0.0.1",
+        "::ffff:224.0.0.1",
+        "::ffff:255.255.255.255",
+        "::ffff:0.0.0.0",
+    ],
+)
+async def test_nobody_has_a_gateway_send_to_all(client: RawClient, gid: str) -> None:
+    """Nor to itself: Linux connects a queue pair to most of these without a word."""
+    address = {"qpn": 17, "psn": 1, "gid": gid, "mtu": 4096, "link": "ethernet"}
+    reply = await client.step("prepare", {"address": address})
+    assert (reply.status, reply.code) == (400, "InvalidArgument")
