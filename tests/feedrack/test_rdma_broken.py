@@ -252,9 +252,7 @@ def test_a_session_in_use_is_not_taken_for_one_that_rests(fabric: Fabric, tmp_pa
 
             fabric.on_move = slowly
             results: list[Result] = []
-            thread = threading.Thread(
-                target=lambda: results.append(client.get_into("big", memory))
-            )
+            thread = threading.Thread(target=lambda: results.append(client.get_into("big", memory)))
             thread.start()
             time.sleep(1.2)
             other = client.register(bytearray(10))
@@ -263,3 +261,11 @@ def test_a_session_in_use_is_not_taken_for_one_that_rests(fabric: Fabric, tmp_pa
             fabric.on_move = lambda _: None
             assert memory.contents() == data
             assert results[0].transport == "rdma"
+
+
+def test_memory_forgets_devices_that_were_closed(fabric: Fabric, node: RdmaNode) -> None:
+    with client_of(node.url) as client, client.register(bytearray(10)) as memory:
+        for _ in range(4):
+            assert client.get_into("k", memory).transport == "rdma"
+            client.close()
+        assert len(memory._area._registered) <= 1

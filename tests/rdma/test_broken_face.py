@@ -11,8 +11,10 @@ from botocore.auth import S3SigV4QueryAuth
 from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials
 
+from gateway.auth.request import RequestHead
 from gateway.rdma.token import TOKEN_HEADER
 from gateway.rdma.wire import REPLY_HEADER, Table
+from gateway.s3 import relay
 from gateway.store.batch import BatchReads
 from gateway.store.reading import ReadAnswer
 from tests.rdma.raw import RawClient
@@ -270,3 +272,32 @@ async def test_a_client_that_hangs_up_leaves_nothing_behind(
         if not counted(node, "rdma_sessions"):
             await client.connect()
     assert not (node.root / "train" / "n").exists()
+
+
+def test_no_origin_is_told_of_a_clients_memory() -> None:
+    """What is relayed, an object under a customer's key for one, goes over HTTP alone: an origin
+    that speaks RDMA would write there itself, past every session and fence."""
+    token = f"frdma1:{'0' * 32}:0:7f0000000000:1000:1234"
+    foreign = "7f0000001000:100000:1f2e:0001:0000a1b2:1:fe80000000000000526b4bfffe4d1a2b"
+    for value in (token, foreign):
+        head = RequestHead("GET", "/train/k", "", ((TOKEN_HEADER, value), ("range", "bytes=0-")))
+        assert relay._headers(head) == {"range": "bytes=0-"}
+
+
+@pytest.mark.parametrize(
+    "gid",
+    [
+        "ff02::1",
+        "::",
+        "::1",
+        "::ffff:127.0.0.1",
+        "::ffff:224.0.0.1",
+        "::ffff:255.255.255.255",
+        "::ffff:0.0.0.0",
+    ],
+)
+async def test_nobody_has_a_gateway_send_to_all(client: RawClient, gid: str) -> None:
+    """Nor to itself: Linux connects a queue pair to most of these without a word."""
+    address = {"qpn": 17, "psn": 1, "gid": gid, "mtu": 4096, "link": "ethernet"}
+    reply = await client.step("prepare", {"address": address})
+    assert (reply.status, reply.code) == (400, "InvalidArgument")

@@ -32,3 +32,18 @@ def test_a_closed_device_refuses(asked: str) -> None:
             os._exit(status)
     # A signal is a negative status: -11 is a segmentation fault.
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_a_closed_pair_may_be_failed() -> None:
+    """Which is safe in any state."""
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            pair = open_device().pair(depth=1, remote=True)
+            pair.close()
+            pair.fail()
+            status = 0
+        finally:
+            os._exit(status)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
