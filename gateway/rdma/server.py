@@ -210,7 +210,7 @@ class RdmaServer:
         """Nothing where the address is no other tenant's, to whom these packets would go. A client
         that has its own again has lost the session. TooManySessions."""
         for session in self._table:
-            if (session.peer.gid, session.peer.qpn) != (peer.gid, peer.qpn):
+            if not session.peer.is_same_pair(peer):
                 continue
             if session.tenant != tenant:
                 raise TooManySessions("that queue pair has a session already")

@@ -339,6 +339,7 @@ class VerbsPair:
         self._library = library
         self._device = device
         self._remote = remote
+        self._closed = False
         try:
             self._pair = device.new_pair(depth, remote=remote)
         except (library.Error, OSError) as error:
@@ -357,6 +358,8 @@ class VerbsPair:
 
     def connect(self, peer: PairAddress) -> None:
         """As `Pair.connect`."""
+        if self._closed:
+            raise VerbFailed("the queue pair was closed")
         library = self._library
         if peer.link != self._device.link:
             raise VerbFailed(f"one end is on {self._device.link}, the other on {peer.link}")
@@ -382,6 +385,8 @@ class VerbsPair:
 
     def fail(self) -> None:
         """As `Pair.fail`."""
+        if self._closed:
+            return
         library = self._library
         attributes = library.qp.QPAttr(qp_state=library.constant("IBV_QPS_ERR"))
         try:
@@ -392,10 +397,13 @@ class VerbsPair:
     def close(self) -> None:
         """As `Pair.close`."""
         _closed(self._library, self._pair)
+        self._closed = True
 
     def _post(
         self, opcode: int, work: int, address: int, size_bytes: int, lkey: int, far: int, rkey: int
     ) -> None:
+        if self._closed:
+            raise VerbFailed("the queue pair was closed")
         wr, library = self._library.wr, self._library
         # pyverbs wants one part also of nothing; devices pass over an empty one.
         parts = [wr.SGE(address, size_bytes, lkey)]

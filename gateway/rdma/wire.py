@@ -33,6 +33,7 @@ FALLBACK_REASONS: tuple[FallbackReason, ...] = (
 )
 DOCUMENT_BYTES = 1024
 Document = TypeVar("Document", bound=Struct)
+_BROADCAST = ipaddress.IPv4Address("255.255.255.255")
 MTUS = (256, 512, 1024, 2048, 4096)
 
 
@@ -54,11 +55,20 @@ class PairAddress(Struct, frozen=True, forbid_unknown_fields=True):
 
     def __post_init__(self) -> None:
         try:
-            ipaddress.IPv6Address(self.gid)
+            address = ipaddress.IPv6Address(self.gid)
         except ValueError:
             raise ValueError("gid is not an IPv6 address") from None
         if "%" in self.gid:
             raise ValueError("gid is not an IPv6 address alone")
+        # Whoever connects to one of these sends to all, or to itself.
+        one = address.ipv4_mapped or address
+        if one.is_multicast or one.is_loopback or one.is_unspecified or one == _BROADCAST:
+            raise ValueError("gid is no single host's")
+
+    def is_same_pair(self, other: "PairAddress") -> bool:
+        """Whether both are addresses of one queue pair."""
+        gids = {ipaddress.IPv6Address(each.gid) for each in (self, other)}
+        return len(gids) == 1 and (self.qpn, self.lid) == (other.qpn, other.lid)
 
 
 class Prepare(Struct, frozen=True, forbid_unknown_fields=True):

@@ -75,10 +75,19 @@ _CLIENT_ONLY = _HOP_BY_HOP | {
     "amz-sdk-invocation-id",
     "amz-sdk-request",
 }
-_ORIGIN_ONLY = _HOP_BY_HOP | {"content-length", "date", "server", "x-amz-id-2", "x-amz-request-id"}
+_ORIGIN_ONLY = _HOP_BY_HOP | {
+    "content-length",
+    "date",
+    "server",
+    "x-amz-id-2",
+    "x-amz-rdma-bytes-transferred",
+    "x-amz-rdma-reply",
+    "x-amz-request-id",
+}
 _SIGNATURE_PREFIX = "x-amz-"
-# What is said to this gateway is not said to a service behind it.
-_OURS_PREFIX = "x-feedrack-"
+# What is said to this gateway is not said to a service behind it, nor the other way round: least of
+# all where a client's memory is.
+_OURS_PREFIXES = ("x-feedrack-", "x-amz-rdma-")
 _WITHOUT_BODY = frozenset(("GET", "HEAD", "DELETE"))
 
 
@@ -163,7 +172,7 @@ def _lifts_lock(head: RequestHead) -> bool:
 def _headers(head: RequestHead) -> dict[str, str]:
     headers: dict[str, str] = {}
     for name, value in head.headers:
-        if name not in _CLIENT_ONLY and not name.startswith(_OURS_PREFIX):
+        if name not in _CLIENT_ONLY and not name.startswith(_OURS_PREFIXES):
             headers.setdefault(name, value)
     encoding = without_aws_chunked(headers.pop("content-encoding", ""))
     if encoding:

@@ -20,6 +20,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from tests.rdma.vm.images import python_images
@@ -66,8 +67,9 @@ class Lab:
         with self._start(machine, None) as running:
             return self._told(running, lambda: wait(running, *self._limits))
 
-    def pair(self, first: Sequence[str], second: Sequence[str]) -> int:
-        """The second command's status, each in a machine of its own on one wire. The first is
+    def pair(self, first: Sequence[str], second: Sequence[str], *, shows: bool = False) -> int:
+        """The second command's status, each in a machine of its own on one wire. `shows`: what it
+        says comes in one piece at its end. The first is
         a server: it is ended with the second. HungError."""
         # Short: a socket's path holds some hundred signs.
         with tempfile.TemporaryDirectory(prefix="rdma-", dir="/tmp") as name:
@@ -91,8 +93,13 @@ class Lab:
                     )
                 )
             said = machines[0].folder / "output.log"
-            with self._start(machines[0], said) as one, self._start(machines[1], None) as two:
-                status = self._told(two, lambda: wait_pair(one, two, *self._limits))
+            told = machines[1].folder / "output.log" if shows else None
+            try:
+                with self._start(machines[0], said) as one, self._start(machines[1], told) as two:
+                    status = self._told(two, lambda: wait_pair(one, two, *self._limits))
+            finally:
+                if told is not None:
+                    _say(told.read_text(errors="replace"))
             if status != 0:
                 _show("what the first said", said)
             return status
@@ -143,11 +150,14 @@ def _test(lab: Lab, arguments: Sequence[str]) -> int:
         if collected.returncode != 0:
             _say(collected.stdout, collected.stderr)
             return collected.returncode
-    statuses = [
-        lab.run([*pytest, *arguments, _FOLDERS["one"]]),
-        lab.pair(["sh", "tests/rdma/link/server.sh"], [*pytest, *arguments, _FOLDERS["second"]]),
-    ]
-    return next((status for status in statuses if status != 0), 0)
+    server = ["sh", "tests/rdma/link/server.sh"]
+    # Both at once: an emulated processor is one thread's work, and each part waits a lot.
+    with ThreadPoolExecutor(2) as pool:
+        both = [
+            pool.submit(lab.run, [*pytest, *arguments, _FOLDERS["one"]]),
+            pool.submit(lab.pair, server, [*pytest, *arguments, _FOLDERS["second"]], shows=True),
+        ]
+    return next((status for each in both if (status := each.result()) != 0), 0)
 
 
 def _compiling() -> dict[str, str]:
