@@ -129,6 +129,23 @@ class DeviceContract:
         for each in (one, other, here, there):
             each.close()
 
+    def test_a_key_of_another_domain_opens_nothing(
+        self, near: Device, far: Device, memory: mmap.mmap
+    ) -> None:
+        """Each opening of a device is a domain: one tenant's keys mean nothing in another's."""
+        target, own = mmap.mmap(-1, SIZE), mmap.mmap(-1, SIZE)
+        here = near.register(memoryview(memory), remote=False)
+        there = far.register(memoryview(target), remote=True)
+        # The victim's memory is registered with the near device, the pair ends at the far one.
+        victims = near.register(memoryview(own), remote=True)
+        one, other = connected(near, far)
+        one.write(1, here.address, 64, here.lkey, to=victims.address, rkey=victims.rkey)
+        [found] = completions(near, 1)
+        assert found.status not in (0, FLUSHED)
+        assert not any(own[:])
+        for each in (one, other, here, there, victims):
+            each.close()
+
     def test_an_end_without_remote_rights_lets_nobody_in(
         self, near: Device, far: Device, memory: mmap.mmap
     ) -> None:
