@@ -18,7 +18,7 @@ import msgspec
 from feedrack.client import TROUBLE, Answer, said_of
 from feedrack.client import Client as HttpClient
 from feedrack.rdma.memory import Memory
-from feedrack.rdma.opening import NoRdma, Opened, Wanted, open_once
+from feedrack.rdma.opening import Cause, NoRdma, Opened, Wanted, open_once
 from gateway.rdma.device import Pair, VerbFailed
 from gateway.rdma.token import Token, render_token
 from gateway.rdma.wire import (
@@ -91,7 +91,7 @@ class Link:
         self._opened: Opened | None = None
         self._session: Session | None = None
         self._failures = 0
-        self._trouble: NoRdma | None = None
+        self._trouble: Cause | None = None
         self._not_before = float("-inf")
 
     def opened(self) -> Opened:
@@ -129,9 +129,9 @@ class Link:
         if headers.get(_NODE_HEADER, lease.session.node) != lease.session.node:
             # Another one behind the same name; the session is none of its.
             return
-        self.fence(lease, NoRdma("gateway", "the gateway has ended the session"))
+        self.fence(lease, Cause("gateway", "the gateway has ended the session"))
 
-    def fence(self, lease: Lease, why: NoRdma) -> None:
+    def fence(self, lease: Lease, why: Cause) -> None:
         """Once this returns, the gateway neither reads nor writes any memory of this process's."""
         session = lease.session
         session.end()
@@ -139,7 +139,7 @@ class Link:
             if self._session is session:
                 self._session = None
                 self._pause(why, proven=session.proven)
-        log.debug("rdma session ended: %s", why)
+        log.debug("rdma session ended: %s", why.text)
 
     def close(self) -> None:
         """Ends session and device; what was registered is no more."""
@@ -159,15 +159,15 @@ class Link:
 
     def _connected(self, opened: Opened) -> Session:
         if self._trouble is not None and self._now() < self._not_before:
-            raise self._trouble
+            raise NoRdma(*self._trouble)
         if not self._http.finds_gateway():
-            trouble = NoRdma("gateway", "the endpoint is no feedrack gateway")
-            self._trouble, self._not_before = trouble, self._now() + _NO_GATEWAY_SECONDS
-            raise trouble
+            self._trouble = Cause("gateway", "the endpoint is no feedrack gateway")
+            self._not_before = self._now() + _NO_GATEWAY_SECONDS
+            raise NoRdma(*self._trouble)
         try:
             return self._connect(opened)
         except NoRdma as trouble:
-            self._pause(trouble, proven=False)
+            self._pause(Cause(trouble.reason, str(trouble)), proven=False)
             raise
 
     def _connect(self, opened: Opened) -> Session:
@@ -191,7 +191,7 @@ class Link:
             raise
         return Session(opened, pair, prepared, answer.headers.get(_NODE_HEADER, ""))
 
-    def _pause(self, trouble: NoRdma, *, proven: bool) -> None:
+    def _pause(self, trouble: Cause, *, proven: bool) -> None:
         """After a failure, how long not to connect: not at all where all had been well."""
         self._failures += 1
         self._trouble = trouble

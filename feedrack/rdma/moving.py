@@ -12,7 +12,7 @@ from feedrack.client import Client as HttpClient
 from feedrack.errors import FeedrackError, WrongMemory
 from feedrack.rdma.link import Lease, Link
 from feedrack.rdma.memory import Memory
-from feedrack.rdma.opening import NoRdma
+from feedrack.rdma.opening import Cause, NoRdma
 from feedrack.signing import Query
 from gateway.rdma.token import TOKEN_HEADER
 from gateway.rdma.wire import (
@@ -80,7 +80,7 @@ class Mover:
             first = reason not in self._fallbacks
             self._fallbacks[reason] = self._fallbacks.get(reason, 0) + 1
         if first and reason not in self._quiet:
-            log.warning("over HTTP instead of RDMA (%s): %s", reason, trouble)
+            log.warning("over HTTP instead of RDMA (%s): %s", reason, str(trouble))
         return {FALLBACK_HEADER: reason}
 
     @contextmanager
@@ -128,7 +128,7 @@ class Mover:
             raise NoRdma("transfer", f"{method} {key or ''} by RDMA: {error!r}") from error
         finally:
             if open_ended:
-                self.link.fence(lease, NoRdma("transfer", "a transfer failed a moment ago"))
+                self.link.fence(lease, Cause("transfer", "a transfer failed a moment ago"))
         if refused is not None:
             raise self._refused(refused, lease, key)
         self.link.succeeded(lease)

@@ -34,6 +34,14 @@ class NoRdma(Exception):  # noqa: N818 - said of a request, which then goes over
         self.reason = reason
 
 
+class Cause(NamedTuple):
+    """What is remembered of a NoRdma, to raise another. Never the exception itself: each raise adds
+    to its traceback, which holds every frame it came through, and all that was in them."""
+
+    reason: FallbackReason
+    text: str
+
+
 class Wanted(NamedTuple):
     """Which device: by name, port and index of the GID, or the first that will do."""
 
@@ -51,7 +59,7 @@ class Forked(Protocol):
 
 
 class _Absence(NamedTuple):
-    trouble: NoRdma
+    cause: Cause
     until: float
 
 
@@ -64,14 +72,14 @@ def open_once(wanted: Wanted, now: Callable[[], float] = time.monotonic) -> "Ope
     """Opens a device for one client. NoRdma, at once where it is known that there is none."""
     absence = _absent.get(wanted)
     if absence is not None and now() < absence.until:
-        raise absence.trouble
+        raise NoRdma(*absence.cause)
     try:
         return Opened(verbs.open_device(*wanted))
     except RdmaUnavailable as error:
-        trouble = NoRdma("no-verbs" if error.verbs else "no-device", str(error))
+        cause = Cause("no-verbs" if error.verbs else "no-device", str(error))
         until = float("inf") if error.verbs else now() + _AGAIN_SECONDS
-        _absent[wanted] = _Absence(trouble, until)
-        raise trouble from error
+        _absent[wanted] = _Absence(cause, until)
+        raise NoRdma(*cause) from error
 
 
 def tell_of_forks(one: Forked) -> None:

@@ -1,10 +1,12 @@
 """A dataset's batches come by RDMA where they can, and nobody notices."""
 
+import gc
 import importlib.util
 import os
 import subprocess
 import sys
 import threading
+import tracemalloc
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -206,6 +208,28 @@ def test_a_host_without_rdma_says_nothing_of_it(
     assert len(opened_times) == 1
     assert node.counted("rdma_fallbacks_total", reason="no-verbs") == before
     assert not caplog.records
+
+
+def test_a_host_without_rdma_keeps_nothing_of_its_batches(
+    node: RdmaNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def open_device(*_: object) -> Any:
+        raise RdmaUnavailable("there is no device")
+
+    monkeypatch.setattr(verbs, "open_device", open_device)
+    with opened(node) as dataset:
+        dataset.read_batch(range(60))
+        tracemalloc.start()
+        try:
+            dataset.read_batch(range(60))
+            before = tracemalloc.get_traced_memory()[0]
+            for _ in range(20):
+                dataset.read_batch(range(60))
+            gc.collect()
+            grown_bytes = tracemalloc.get_traced_memory()[0] - before
+        finally:
+            tracemalloc.stop()
+    assert grown_bytes < 2 * sum(map(len, EXPECTED))
 
 
 def test_importing_feedrack_looks_for_no_rdma(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import gc
 import os
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -85,6 +86,33 @@ def test_a_host_without_rdma_finds_out_once(
     assert len(open_device.opened) == 1
     assert [record.levelname for record in caplog.records] == ["WARNING"] * 2
     assert node.counted("rdma_fallbacks_total", reason=reason) == 6
+
+
+def test_what_is_remembered_of_a_failure_keeps_no_memory(
+    node: RdmaNode, fabric: Fabric, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def kept(url: str, reason: str) -> list[int]:
+        """Which of several requests still has its memory after it."""
+        with client_of(url) as client:
+            held = []
+            for _ in range(3):
+                memory = client.register(bytearray(10))
+                assert client.get_into("k", memory).reason == reason
+                held.append(weakref.ref(memory))
+                del memory
+            gc.collect()
+            return [number for number, one in enumerate(held) if one() is not None]
+
+    other = Gateway(fabric, lambda _: Reply(200, b"", told()))
+    other.refuse["prepare"] = Reply(503)
+    with scripted(other) as endpoint:
+        assert kept(endpoint.url, "connect") == []
+    with scripted(lambda _: Reply(200, DATA)) as endpoint:
+        assert kept(endpoint.url, "gateway") == []
+    for missing, reason in ((False, "no-device"), (True, "no-verbs")):
+        monkeypatch.setattr(opening, "_absent", {})
+        monkeypatch.setattr(verbs, "open_device", none_there(verbs=missing))
+        assert kept(node.url, reason) == []
 
 
 def test_a_device_that_was_not_there_may_come_later(

@@ -52,7 +52,7 @@ def client(node: RdmaNode) -> Iterator[Client]:
 def without(node: RdmaNode, monkeypatch: pytest.MonkeyPatch) -> Iterator[Client]:
     """A client whose host has no RDMA."""
     with Client("s3://train", endpoint_url=node.url, device="none", **OPTIONS) as client:
-        absence = opening._Absence(opening.NoRdma("no-device", "none"), float("inf"))
+        absence = opening._Absence(opening.Cause("no-device", "none"), float("inf"))
         opening._absent[opening.Wanted("none")] = absence
         yield client
 
