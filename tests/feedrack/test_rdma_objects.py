@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from feedrack.errors import (
+    MissingBucket,
     MissingObject,
     ObjectChanged,
     RangeOutside,
@@ -145,6 +146,23 @@ def test_errors_are_those_of_any_read(either: Client, node: RdmaNode) -> None:
     assert set(either.counts.fallbacks) <= {"no-device"}
 
 
+@pytest.mark.parametrize("operation", ["get", "put", "batch"])
+def test_an_error_over_http_does_not_tell_of_rdma(
+    without: Client, node: RdmaNode, operation: str
+) -> None:
+    gone = Client("s3://nowhere", endpoint_url=node.url, device="none", **OPTIONS)
+    memory = gone.register(bytearray(5))
+    with gone, pytest.raises(MissingBucket) as caught:
+        if operation == "get":
+            gone.get_into("k", memory)
+        elif operation == "put":
+            gone.put_from("k", memory)
+        else:
+            gone.batch_into(["k"], memory)
+    assert gone.counts.fallbacks == {"no-device": 1}
+    assert caught.value.__context__ is None
+
+
 def test_memory_is_whatever_can_be_written(client: Client, node: RdmaNode) -> None:
     node.put("t", bytes(range(80)))
     for buffer in (bytearray(80), mmap.mmap(-1, 4096), array("d", [0.0] * 10)):
@@ -274,6 +292,24 @@ def test_a_batch_of_more_than_one_request(either: Client, objects: dict[str, byt
     assert len(rows) == len(keys)
     assert rows[-1].offset + rows[-1].length == len(memory)
     assert rows[-1].memory.contents() == objects["b/2"]
+
+
+def test_nothing_is_asked_for_once_the_memory_is_full(
+    either: Client, objects: dict[str, bytes], node: RdmaNode
+) -> None:
+    asked = {"operation": "GetObjects", "tenant": "demo", "code": "200"}
+    before = node.counted("requests_total", **asked)
+    # The last of the first request does not fit; what is empty after it would.
+    keys = ["b/1"] * 9_999 + ["b/2"] + ["b/0"] * 10_001
+    with either.register(bytearray(9_999 * 977 + 10)) as memory:
+        rows = either.batch_into(keys, memory)
+    assert [row.key for row in rows] == keys
+    assert {row.status for row in rows[:9_999]} == {200}
+    assert {row[1:4] + row[8:9] for row in rows[9_999:]} == {
+        (507, 9_999 * 977, 0, "RDMAMemoryFull")
+    }
+    assert {len(row.memory) for row in rows[9_999:]} == {0}
+    assert node.counted("requests_total", **asked) - before == 1
 
 
 def test_a_client_is_of_a_bucket() -> None:
