@@ -50,9 +50,10 @@ class Client:
     both ends can, over HTTP else, with the same results.
 
     Endpoint, region and keys are found as by `feedrack.open_dataset`. `device`, `port` and
-    `gid_index`: else the first active port and its best GID. For any number of threads; after a
-    fork a child connects anew. Nothing is opened before it is needed. Raises the errors of
-    `feedrack.errors`."""
+    `gid_index`: else the first active port and its best GID. `timeout_seconds`: for each wait for
+    the endpoint, and a second more for every 16 MiB of the memory where they move by RDMA, since
+    the answer begins once all is there. For any number of threads; after a fork a child connects
+    anew. Nothing is opened before it is needed. Raises the errors of `feedrack.errors`."""
 
     def __init__(
         self,

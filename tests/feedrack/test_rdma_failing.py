@@ -1,10 +1,13 @@
 """What a client does when RDMA fails: it asks over HTTP, and nobody else writes to its memory."""
 
+import contextlib
 import gc
+import mmap
 import os
 import threading
 import weakref
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +16,7 @@ import pytest
 
 from feedrack.client import Client as HttpClient
 from feedrack.endpoint import Access
-from feedrack.errors import MissingObject
+from feedrack.errors import MissingObject, Unavailable
 from feedrack.rdma import Client, Result, opening
 from feedrack.rdma.link import Link
 from feedrack.rdma.memory import of_buffer
@@ -204,6 +207,46 @@ def test_memory_is_fenced_before_it_is_used_after_a_time_out(
         assert target == b"mine alone"
         assert client.counts.fallbacks == {"transfer": 1}
         assert client.get_into("k", memory).transport == "rdma"
+
+
+@pytest.mark.parametrize("operation", ["get", "put", "batch"])
+def test_much_memory_is_given_more_time(fabric: Fabric, operation: str) -> None:
+    size_bytes = 512 * 1024**2
+    row = {"status": 200, "offset": 0, "length": 10}
+    table = msgspec.json.encode({"objects": [row], "bytes": 10, "failed": 0})
+    came, go_on = threading.Event(), threading.Event()
+
+    def move(asked: Asked) -> Reply:
+        came.set()
+        go_on.wait(60)
+        body = table if operation == "batch" else b""
+        return Reply(200, body, told(moved=str(size_bytes) if operation == "put" else "10"))
+
+    def transfers(client: Client, size_bytes: int) -> int:
+        memory = client.register(mmap.mmap(-1, size_bytes))
+        if operation == "get":
+            client.get_into("k", memory)
+        elif operation == "put":
+            client.put_from("k", memory, crc32=0)
+        else:
+            with contextlib.suppress(Unavailable):
+                client.batch_into(["k"], memory)
+        return client.counts.transfers
+
+    with (
+        scripted(Gateway(fabric, move)) as endpoint,
+        client_of(endpoint.url, timeout_seconds=0.3) as much,
+        client_of(endpoint.url, timeout_seconds=0.3) as little,
+        ThreadPoolExecutor(1) as thread,
+    ):
+        try:
+            moved = thread.submit(transfers, much, size_bytes)
+            assert came.wait(60)
+            # Begins later, and is over first.
+            assert transfers(little, 10) == 0
+        finally:
+            go_on.set()
+        assert moved.result(60) == 1
 
 
 def test_a_transfer_that_fails_is_done_over_http(
