@@ -35,6 +35,8 @@ log = logging.getLogger("feedrack.rdma")
 
 _FIRST_PAUSE_SECONDS = 1.0
 _LONGEST_PAUSE_SECONDS = 60.0
+# How long other threads wait for one that connects, from when it began to.
+_OTHERS_WAIT_SECONDS = 2.0
 # A gateway learns RDMA by being configured anew, other services never do.
 _NO_GATEWAY_SECONDS = 300.0
 _NODE_HEADER = "x-feedrack-node"
@@ -73,9 +75,19 @@ class Lease(NamedTuple):
     token: str
 
 
+class _Attempt:
+    """One thread's attempt to connect, for which others wait `until`."""
+
+    def __init__(self, until: float) -> None:
+        self.until = until
+        self.over = threading.Event()
+
+
 class Link:
     """One client's way to its gateway by RDMA, opened at the first need. For any thread; a child
-    calls `forked` before anything else."""
+    calls `forked` before anything else.
+
+    One thread connects; its lock is never held while the gateway is waited for."""
 
     def __init__(
         self, http: HttpClient, wanted: Wanted, *, now: Callable[[], float] = time.monotonic
@@ -90,6 +102,7 @@ class Link:
         self._lock = threading.Lock()
         self._opened: Opened | None = None
         self._session: Session | None = None
+        self._attempt: _Attempt | None = None
         self._failures = 0
         self._trouble: Cause | None = None
         self._not_before = float("-inf")
@@ -100,19 +113,10 @@ class Link:
             return self._device()
 
     def lease(self, memory: Memory) -> Lease:
-        """A token for this memory, on a session that stands. NoRdma, and Unavailable where the
-        endpoint does not even answer who it is."""
-        with self._lock:
-            opened = self._device()
-            session = self._session
-            if session is not None and self._now() - session.used_at >= session.idle_seconds:
-                # The gateway has ended it by now.
-                self._session = None
-                session.end()
-                session = None
-            if session is None:
-                session = self._session = self._connected(opened)
-            session.used_at = self._now()
+        """A token for this memory, on a session that stands. Where another thread is connecting,
+        it is waited for 2 seconds. NoRdma, and Unavailable where the endpoint does not even answer
+        who it is."""
+        session = self._standing()
         try:
             return Lease(session, session.token(memory))
         except (VerbFailed, ValueError) as error:
@@ -146,6 +150,8 @@ class Link:
         with self._lock:
             session, self._session = self._session, None
             opened, self._opened = self._opened, None
+            # Whoever connects finds out that it was in vain.
+            self._attempt = None
         if session is not None:
             session.end()
             self._cancel(session.id)
@@ -157,18 +163,58 @@ class Link:
             self._opened = open_once(self._wanted, self._now)
         return self._opened
 
-    def _connected(self, opened: Opened) -> Session:
-        if self._trouble is not None and self._now() < self._not_before:
-            raise NoRdma(*self._trouble)
-        if not self._http.finds_gateway():
-            self._trouble = Cause("gateway", "the endpoint is no feedrack gateway")
-            self._not_before = self._now() + _NO_GATEWAY_SECONDS
-            raise NoRdma(*self._trouble)
+    def _standing(self) -> Session:
+        """The session; made here, or by another thread that began before. NoRdma, Unavailable."""
+        while True:
+            with self._lock:
+                opened = self._device()
+                session = self._session
+                if session is not None and self._now() - session.used_at >= session.idle_seconds:
+                    # The gateway has ended it by now.
+                    self._session = None
+                    session.end()
+                    session = None
+                if session is not None:
+                    session.used_at = self._now()
+                    return session
+                attempt = self._attempt
+                if attempt is None:
+                    if self._trouble is not None and self._now() < self._not_before:
+                        raise NoRdma(*self._trouble)
+                    attempt = self._attempt = _Attempt(self._now() + _OTHERS_WAIT_SECONDS)
+                    break
+            if not attempt.over.wait(max(0.0, attempt.until - self._now())):
+                raise NoRdma("connect", "another thread is connecting")
         try:
-            return self._connect(opened)
+            return self._connected(opened, attempt)
+        finally:
+            with self._lock:
+                if self._attempt is attempt:
+                    self._attempt = None
+            attempt.over.set()
+
+    def _connected(self, opened: Opened, attempt: _Attempt) -> Session:
+        """A new session, which is the link's from now on. NoRdma, Unavailable."""
+        if not self._http.finds_gateway():
+            cause = Cause("gateway", "the endpoint is no feedrack gateway")
+            with self._lock:
+                self._trouble, self._not_before = cause, self._now() + _NO_GATEWAY_SECONDS
+            raise NoRdma(*cause)
+        try:
+            session = self._connect(opened)
         except NoRdma as trouble:
-            self._pause(Cause(trouble.reason, str(trouble)), proven=False)
+            with self._lock:
+                if self._attempt is attempt:
+                    self._pause(Cause(trouble.reason, str(trouble)), proven=False)
             raise
+        with self._lock:
+            if self._attempt is attempt:
+                self._session = session
+                session.used_at = self._now()
+                return session
+        session.end()
+        self._cancel(session.id)
+        raise NoRdma("connect", "the client was closed meanwhile")
 
     def _connect(self, opened: Opened) -> Session:
         """Prepare, connect, ready. NoRdma."""

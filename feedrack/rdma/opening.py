@@ -119,6 +119,8 @@ class Opened:
     def pair(self) -> Pair:
         """A queue pair whose peer may read and write what is registered. VerbFailed."""
         with self._lock:
+            if not self._finalizer.alive:
+                raise VerbFailed("the device was closed")
             pair = self._device.pair(depth=_DEPTH, remote=True)
             self._pairs.add(pair)
             return pair
@@ -126,6 +128,8 @@ class Opened:
     def connect(self, pair: Pair, peer: PairAddress) -> None:
         """As `Pair.connect`."""
         with self._lock:
+            if pair not in self._pairs:
+                raise VerbFailed("the device was closed")
             pair.connect(peer)
 
     def fence(self, pair: Pair) -> None:
@@ -145,7 +149,8 @@ class Opened:
 
     def close(self) -> None:
         """Ends the device with all that was registered, in the process that opened it."""
-        self._finalizer()
+        with self._lock:
+            self._finalizer()
 
     def leave_to_parent(self) -> None:
         """Keeps all of it from ever being ended by this process, a child."""

@@ -486,6 +486,78 @@ def test_a_session_that_cannot_be_had_is_tried_for_again_after_a_while(
         http.close()
 
 
+@pytest.fixture
+def slow(fabric: Fabric) -> Iterator[tuple[Gateway, threading.Event, threading.Event]]:
+    """A gateway whose second session takes as long as nobody sets the second event."""
+    came, go_on = threading.Event(), threading.Event()
+
+    class Slow(Gateway):
+        def __call__(self, asked: Asked) -> Reply:
+            if asked.target.endswith("=prepare") and "prepare" in self.steps:
+                came.set()
+                go_on.wait(60)
+            return super().__call__(asked)
+
+    yield Slow(fabric, lambda _: Reply(200, b"", told())), came, go_on
+    go_on.set()
+
+
+def test_nobody_waits_long_for_a_thread_that_connects(
+    slow: tuple[Gateway, threading.Event, threading.Event],
+) -> None:
+    gateway, came, go_on = slow
+    clock = [0.0]
+    with scripted(gateway) as endpoint, ThreadPoolExecutor(4) as threads:
+        http = HttpClient("train", Access(endpoint_url=endpoint.url, anonymous=True, attempts=1))
+        link = Link(http, Wanted(), now=lambda: clock[0])
+        memory = of_buffer(bytearray(10))
+        try:
+            first = link.lease(memory)
+            link.succeeded(first)
+            link.fence(first, opening.Cause("transfer", "it failed"))
+            connecting = threads.submit(link.lease, memory)
+            assert came.wait(60)
+            # In time it is waited for.
+            waiting = threads.submit(link.lease, memory)
+            threads.submit(link.fence, first, opening.Cause("transfer", "again")).result(20)
+            clock[0] = 3.0
+            with pytest.raises(NoRdma) as caught:
+                threads.submit(link.lease, memory).result(20)
+            assert caught.value.reason == "connect"
+        finally:
+            go_on.set()
+        assert connecting.result(20).session is not first.session
+        with contextlib.suppress(NoRdma):
+            assert waiting.result(20).session is connecting.result().session
+        assert gateway.steps.count("prepare") == 2
+        link.close()
+        http.close()
+
+
+def test_a_client_that_is_closed_while_it_connects_keeps_no_session(
+    slow: tuple[Gateway, threading.Event, threading.Event], fabric: Fabric
+) -> None:
+    gateway, came, go_on = slow
+    with (
+        scripted(gateway) as endpoint,
+        client_of(endpoint.url) as client,
+        ThreadPoolExecutor(2) as threads,
+    ):
+        memory = client.register(bytearray(10))
+        client.get_into("k", memory)
+        client.close()
+        connecting = threads.submit(client.get_into, "k", memory)
+        try:
+            assert came.wait(60)
+            threads.submit(client.close).result(20)
+        finally:
+            go_on.set()
+        assert connecting.result(20).reason == "connect"
+        assert [pair for pair in fabric.pairs.values() if pair.device is not gateway.device] == []
+        assert gateway.steps[-1] == "cancel"
+        assert client.get_into("k", memory).transport == "rdma"
+
+
 def test_another_gateway_behind_the_same_name_costs_no_session(fabric: Fabric) -> None:
     other = {**told("501"), "x-feedrack-node": "n2"}
     replies = iter([Reply(200, DATA, other), Reply(200, b"", told())])
