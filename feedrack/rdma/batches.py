@@ -58,9 +58,7 @@ def read_table(streamed: Streamed, count: int, moved_bytes: int) -> list[Row]:
 
 def full(used_bytes: int) -> Row:
     """The row of an object that does not fit behind so much."""
-    return Row(
-        MEMORY_FULL_STATUS, used_bytes, 0, code=MEMORY_FULL_CODE, message="No room is left."
-    )
+    return Row(MEMORY_FULL_STATUS, used_bytes, 0, code=MEMORY_FULL_CODE, message="No room is left.")
 
 
 def _over_http(

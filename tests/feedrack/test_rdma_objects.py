@@ -5,7 +5,7 @@ import mmap
 import os
 import threading
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
 
@@ -152,13 +152,13 @@ def test_an_error_over_http_does_not_tell_of_rdma(
 ) -> None:
     gone = Client("s3://nowhere", endpoint_url=node.url, device="none", **OPTIONS)
     memory = gone.register(bytearray(5))
+    asks: dict[str, Callable[[], object]] = {
+        "get": lambda: gone.get_into("k", memory),
+        "put": lambda: gone.put_from("k", memory),
+        "batch": lambda: gone.batch_into(["k"], memory),
+    }
     with gone, pytest.raises(MissingBucket) as caught:
-        if operation == "get":
-            gone.get_into("k", memory)
-        elif operation == "put":
-            gone.put_from("k", memory)
-        else:
-            gone.batch_into(["k"], memory)
+        asks[operation]()
     assert gone.counts.fallbacks == {"no-device": 1}
     assert caught.value.__context__ is None
 
