@@ -166,13 +166,17 @@ class Client:
         *,
         sha256: str | None = None,
         singly: bool = False,
+        more_seconds: float = 0.0,
     ) -> Iterator[Streamed]:
         """One request, once; its connection is kept if the answer was read to its end.
 
         `sha256`: what is signed for the body's. `singly`: it never goes out twice, also where a
-        kept connection turns out to have ended. Raises TROUBLE."""
+        kept connection turns out to have ended. `more_seconds`: how much longer than
+        `access.timeout_seconds` the answer may be in beginning. Raises TROUBLE."""
         target, sent = self._head(method, key, query, headers or {}, body, sha256)
-        with self._exchange(method, target, sent, body, singly=singly) as streamed:
+        with self._exchange(
+            method, target, sent, body, singly=singly, more_seconds=more_seconds
+        ) as streamed:
             yield streamed
 
     def ask_service(self, query: Query, body: bytes) -> Answer:
@@ -197,8 +201,11 @@ class Client:
         body: bytes | memoryview,
         *,
         singly: bool,
+        more_seconds: float = 0.0,
     ) -> Iterator[Streamed]:
-        connection, response = self._send(method, target, sent, body, singly=singly)
+        connection, response = self._send(
+            method, target, sent, body, singly=singly, more_seconds=more_seconds
+        )
         kept = False
         try:
             found = {name.lower(): value for name, value in response.getheaders()}
@@ -220,6 +227,7 @@ class Client:
         body: bytes | memoryview,
         *,
         singly: bool,
+        more_seconds: float,
     ) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
         while True:
             connection, fresh = self._connection()
@@ -231,13 +239,23 @@ class Client:
                 for name, value in sent.items():
                     connection.putheader(name, value)
                 connection.endheaders(body or None)
-                return connection, connection.getresponse()
+                return connection, self._response(connection, more_seconds)
             except BaseException as error:
                 connection.close()
                 # The endpoint may close a connection that rests; that is no trouble of its.
                 gone = isinstance(error, ConnectionError | http.client.BadStatusLine)
                 if fresh or singly or not gone:
                     raise
+
+    def _response(
+        self, connection: http.client.HTTPConnection, more_seconds: float
+    ) -> http.client.HTTPResponse:
+        # The connection lets go of it where the answer says that it is the last.
+        sock, seconds = connection.sock, self.access.timeout_seconds
+        sock.settimeout(seconds + more_seconds)
+        response = connection.getresponse()
+        sock.settimeout(seconds)
+        return response
 
     def _connection(self) -> tuple[http.client.HTTPConnection, bool]:
         idle = self._idle

@@ -3,7 +3,7 @@
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, Self, cast, overload
+from typing import TYPE_CHECKING, Any, Self, cast, overload
 
 from feedrack.catalog import Catalog
 from feedrack.endpoint import Access, given_credentials, parse_address
@@ -12,6 +12,9 @@ from feedrack.keys import Keys, Order, in_order
 from feedrack.listing import object_keys
 from feedrack.near import Near
 from feedrack.reading import Outcome, Reader
+
+if TYPE_CHECKING:
+    from feedrack.rdma.moving import Counts
 
 
 def open_dataset(
@@ -109,6 +112,12 @@ class Dataset:
         if here is not None and here[0] is not None:
             return here[0]
         return self._reader.read(self._key(which))
+
+    @property
+    def rdma_counts(self) -> "Counts | None":
+        """How batches came in this process until now: `transfers` by RDMA, their `bytes`, and
+        `fallbacks`, requests over HTTP by reason. None where RDMA is switched off."""
+        return self._reader.rdma_counts
 
     def __iter__(self) -> Iterator[bytes]:
         return (data for _, data in self.items())

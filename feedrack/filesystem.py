@@ -27,7 +27,8 @@ Info = dict[str, Any]
 
 
 class FeedrackFileSystem(AbstractFileSystem):  # type: ignore[misc]
-    """Buckets as folders, keys as paths. Options as those of `feedrack.open_dataset`."""
+    """Buckets as folders, keys as paths. Options as those of `feedrack.open_dataset`:
+    `rdma=False` keeps batches off RDMA."""
 
     protocol = "feedrack"
     root_marker = ""

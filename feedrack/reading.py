@@ -14,6 +14,7 @@ from feedrack.errors import FeedrackError, RequestRefused, Unavailable
 
 if TYPE_CHECKING:
     from feedrack.rdma.arenas import BatchReader
+    from feedrack.rdma.moving import Counts
 
 Outcome = bytes | FeedrackError
 _BUFFER_BYTES = 256 * 1024
@@ -68,6 +69,11 @@ class Reader:
                 return self._singly(keys, ranges)
             return found
         return self._singly(keys, ranges)
+
+    @property
+    def rdma_counts(self) -> "Counts | None":
+        """How batches came in this process until now; None where RDMA is switched off."""
+        return None if self._rdma is None else self._rdma.counts
 
     def close(self) -> None:
         """Ends connections and threads. The next read opens new ones."""

@@ -2,11 +2,12 @@
 bytes. They come as frames do, so that the reader need not know which way they took.
 
 Memory is registered once and used again: an arena a thread, of a size that grows with what batches
-turn out to need.
+turn out to need. All of them together are bounded.
 """
 
 import io
 import mmap
+import os
 import threading
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
@@ -27,8 +28,10 @@ from gateway.rdma.wire import MEMORY_FULL_STATUS, Row
 
 FIRST_BYTES = 32 * 1024**2
 LARGEST_BYTES = 256 * 1024**2
-# More threads than that wait for each other.
+# More threads than that wait for each other; and fewer where they are large: all of them together
+# are never more than so many of the largest.
 _ARENAS = 4
+_LARGEST_ARENAS = 2
 _BUFFER_BYTES = 256 * 1024
 
 
@@ -57,6 +60,62 @@ class Arena:
     def close(self) -> None:
         """Ends its registration; the memory goes with whoever holds it last."""
         self.memory.close()
+
+
+class Arenas:
+    """All arenas of one reader in one process, for its threads."""
+
+    def __init__(self, first_bytes: int, largest_bytes: int) -> None:
+        self.largest_bytes = largest_bytes
+        self.free: list[Arena] = []
+        self.locked_bytes = 0
+        self._size_bytes = first_bytes
+        self._count = 0
+        self._process = os.getpid()
+        self._changed = threading.Condition()
+
+    def take(self) -> Arena:
+        """One that is free, or a new one where there may be more. Else waits."""
+        most_bytes = _LARGEST_ARENAS * self.largest_bytes
+        with self._changed:
+            while True:
+                for arena in [one for one in self.free if one.size_bytes < self._size_bytes]:
+                    self.free.remove(arena)
+                    self._end(arena)
+                if self.free:
+                    return self.free.pop()
+                if self._count < _ARENAS and self.locked_bytes + self._size_bytes <= most_bytes:
+                    arena = Arena(self._size_bytes)
+                    self._count += 1
+                    self.locked_bytes += arena.size_bytes
+                    return arena
+                self._changed.wait()
+
+    def give_back(self, arena: Arena) -> None:
+        """Leaves it to the next. In a child, which has neither it nor a lock that is sure to be
+        free, nothing."""
+        if self._process == os.getpid():
+            with self._changed:
+                self.free.append(arena)
+                # All of them: where sizes differ, what one cannot use another may.
+                self._changed.notify_all()
+
+    def grow(self, size_bytes: int) -> None:
+        """What did not fit in so much is to have more next time."""
+        with self._changed:
+            self._size_bytes = max(self._size_bytes, min(self.largest_bytes, 2 * size_bytes))
+
+    def close(self) -> None:
+        """Ends those that are free."""
+        with self._changed:
+            while self.free:
+                self._end(self.free.pop())
+            self._changed.notify_all()
+
+    def _end(self, arena: Arena) -> None:
+        arena.close()
+        self._count -= 1
+        self.locked_bytes -= arena.size_bytes
 
 
 class BatchReader:
@@ -88,9 +147,7 @@ class BatchReader:
         self._begin()
 
     def _begin(self) -> None:
-        self._size_bytes = self._first_bytes
-        self._free: list[Arena] = []
-        self._turns = threading.Semaphore(_ARENAS)
+        self._arenas = Arenas(self._first_bytes, self._largest_bytes)
 
     @property
     def counts(self) -> Counts:
@@ -120,7 +177,7 @@ class BatchReader:
                 if row.status == MEMORY_FULL_STATUS
             ]
             if still:
-                self._grow(arena.size_bytes)
+                self._arenas.grow(arena.size_bytes)
             if len(still) == len(left) and arena.size_bytes >= self._largest_bytes:
                 raise NoRdma("memory", f"an object is larger than {arena.size_bytes} bytes")
             left = still
@@ -133,8 +190,7 @@ class BatchReader:
 
     def close(self) -> None:
         """Ends session, device and memory; the next batch makes new ones."""
-        while self._free:
-            self._free.pop().close()
+        self._arenas.close()
         self._link.close()
 
     def _ask(
@@ -165,23 +221,13 @@ class BatchReader:
     @contextmanager
     def _arena(self) -> Iterator[Arena]:
         """Memory that is registered, until the end of the `with`. NoRdma."""
-        turns, free = self._turns, self._free
-        with turns:
-            arena = free.pop() if free else None
-            if arena is not None and arena.size_bytes < self._size_bytes:
-                arena.close()
-                arena = None
-            if arena is None:
-                arena = Arena(self._size_bytes)
-            try:
-                arena.register(self._link)
-                yield arena
-            finally:
-                free.append(arena)
-
-    def _grow(self, size_bytes: int) -> None:
-        """What did not fit in so much is to have more next time."""
-        self._size_bytes = max(self._size_bytes, min(self._largest_bytes, 2 * size_bytes))
+        arenas = self._arenas
+        arena = arenas.take()
+        try:
+            arena.register(self._link)
+            yield arena
+        finally:
+            arenas.give_back(arena)
 
 
 def _declined(streamed: Streamed, count: int) -> Iterator[frames.Frame]:

@@ -56,6 +56,11 @@ def read_table(streamed: Streamed, count: int, moved_bytes: int) -> list[Row]:
     return table.objects
 
 
+def full(used_bytes: int) -> Row:
+    """The row of an object that does not fit behind so much."""
+    return Row(MEMORY_FULL_STATUS, used_bytes, 0, code=MEMORY_FULL_CODE, message="No room is left.")
+
+
 def _over_http(
     client: HttpClient, document: bytes, count: int, memory: Memory, told: dict[str, str]
 ) -> list[Row]:
@@ -84,23 +89,15 @@ def _receive(streamed: Streamed, count: int, memory: Memory) -> list[Row]:
         raise Unavailable("the endpoint answers no batches")
     body = io.BufferedReader(streamed.body, _BUFFER_BYTES)
     rows: list[Row] = []
-    used, full = 0, False
+    used, is_full = 0, False
     for frame in frames.read_frames(body.read, count):
         if frame.position != len(rows):
             raise frames.FramesBroken("objects in another order than they were asked for")
         said = frames.said_of(frame)
         size = len(frame.body)
-        full = full or size > memory.size_bytes - used
-        if full:
-            rows.append(
-                Row(
-                    MEMORY_FULL_STATUS,
-                    used,
-                    0,
-                    code=MEMORY_FULL_CODE,
-                    message="No room is left.",
-                )
-            )
+        is_full = is_full or size > memory.size_bytes - used
+        if is_full:
+            rows.append(full(used))
             continue
         memory.put(used, frame.body)
         rows.append(

@@ -12,7 +12,7 @@ from feedrack.client import Client as HttpClient
 from feedrack.endpoint import Access, given_credentials, parse_address
 from feedrack.errors import FeedrackError, RequestRefused, WrongAddress, WrongMemory
 from feedrack.rdma import memory as memories
-from feedrack.rdma.batches import fill
+from feedrack.rdma.batches import fill, full
 from feedrack.rdma.link import Link
 from feedrack.rdma.memory import CopyIn, CopyOut, Memory
 from feedrack.rdma.moving import Counts, Mover
@@ -50,9 +50,10 @@ class Client:
     both ends can, over HTTP else, with the same results.
 
     Endpoint, region and keys are found as by `feedrack.open_dataset`. `device`, `port` and
-    `gid_index`: else the first active port and its best GID. For any number of threads; after a
-    fork a child connects anew. Nothing is opened before it is needed. Raises the errors of
-    `feedrack.errors`."""
+    `gid_index`: else the first active port and its best GID. `timeout_seconds`: for each wait for
+    the endpoint, and a second more for every 16 MiB of the memory where they move by RDMA, since
+    the answer begins once all is there. For any number of threads; after a fork a child connects
+    anew. Nothing is opened before it is needed. Raises the errors of `feedrack.errors`."""
 
     def __init__(
         self,
@@ -265,15 +266,18 @@ class Client:
         used = 0
         for start in range(0, len(keys), frames.LIMIT):
             part = slice(start, start + frames.LIMIT)
-            room = memory[used:]
             wanted = None if ranges is None else ranges[part]
-            for key, row in zip(
-                keys[part], fill(self._mover, keys[part], wanted, room), strict=True
-            ):
+            found = fill(self._mover, keys[part], wanted, memory[used:])
+            for key, row in zip(keys[part], found, strict=True):
                 if strict and row.status >= 300:
                     raise self._row_error(key, row)
                 rows.append(_row(key, row, memory, used))
             used = max((row.offset + row.length for row in rows), default=0)
+            if found[-1].status == MEMORY_FULL_STATUS:
+                # All after it have no room either, however small they are.
+                left = keys[start + len(found) :]
+                rows += [_row(key, full(used), memory, 0) for key in left]
+                break
         return rows
 
     def close(self) -> None:

@@ -18,7 +18,7 @@ import msgspec
 from feedrack.client import TROUBLE, Answer, said_of
 from feedrack.client import Client as HttpClient
 from feedrack.rdma.memory import Memory
-from feedrack.rdma.opening import NoRdma, Opened, Wanted, open_once
+from feedrack.rdma.opening import Cause, NoRdma, Opened, Wanted, open_once
 from gateway.rdma.device import Pair, VerbFailed
 from gateway.rdma.token import Token, render_token
 from gateway.rdma.wire import (
@@ -35,6 +35,8 @@ log = logging.getLogger("feedrack.rdma")
 
 _FIRST_PAUSE_SECONDS = 1.0
 _LONGEST_PAUSE_SECONDS = 60.0
+# How long other threads wait for one that connects, from when it began to.
+_OTHERS_WAIT_SECONDS = 2.0
 # A gateway learns RDMA by being configured anew, other services never do.
 _NO_GATEWAY_SECONDS = 300.0
 _NODE_HEADER = "x-feedrack-node"
@@ -73,9 +75,19 @@ class Lease(NamedTuple):
     token: str
 
 
+class _Attempt:
+    """One thread's attempt to connect, for which others wait `until`."""
+
+    def __init__(self, until: float) -> None:
+        self.until = until
+        self.over = threading.Event()
+
+
 class Link:
     """One client's way to its gateway by RDMA, opened at the first need. For any thread; a child
-    calls `forked` before anything else."""
+    calls `forked` before anything else.
+
+    One thread connects; its lock is never held while the gateway is waited for."""
 
     def __init__(
         self, http: HttpClient, wanted: Wanted, *, now: Callable[[], float] = time.monotonic
@@ -90,8 +102,9 @@ class Link:
         self._lock = threading.Lock()
         self._opened: Opened | None = None
         self._session: Session | None = None
+        self._attempt: _Attempt | None = None
         self._failures = 0
-        self._trouble: NoRdma | None = None
+        self._trouble: Cause | None = None
         self._not_before = float("-inf")
 
     def opened(self) -> Opened:
@@ -100,19 +113,10 @@ class Link:
             return self._device()
 
     def lease(self, memory: Memory) -> Lease:
-        """A token for this memory, on a session that stands. NoRdma, and Unavailable where the
-        endpoint does not even answer who it is."""
-        with self._lock:
-            opened = self._device()
-            session = self._session
-            if session is not None and self._now() - session.used_at >= session.idle_seconds:
-                # The gateway has ended it by now.
-                self._session = None
-                session.end()
-                session = None
-            if session is None:
-                session = self._session = self._connected(opened)
-            session.used_at = self._now()
+        """A token for this memory, on a session that stands. Where another thread is connecting,
+        it is waited for 2 seconds. NoRdma, and Unavailable where the endpoint does not even answer
+        who it is."""
+        session = self._standing()
         try:
             return Lease(session, session.token(memory))
         except (VerbFailed, ValueError) as error:
@@ -129,9 +133,9 @@ class Link:
         if headers.get(_NODE_HEADER, lease.session.node) != lease.session.node:
             # Another one behind the same name; the session is none of its.
             return
-        self.fence(lease, NoRdma("gateway", "the gateway has ended the session"))
+        self.fence(lease, Cause("gateway", "the gateway has ended the session"))
 
-    def fence(self, lease: Lease, why: NoRdma) -> None:
+    def fence(self, lease: Lease, why: Cause) -> None:
         """Once this returns, the gateway neither reads nor writes any memory of this process's."""
         session = lease.session
         session.end()
@@ -139,13 +143,15 @@ class Link:
             if self._session is session:
                 self._session = None
                 self._pause(why, proven=session.proven)
-        log.debug("rdma session ended: %s", why)
+        log.debug("rdma session ended: %s", why.text)
 
     def close(self) -> None:
         """Ends session and device; what was registered is no more."""
         with self._lock:
             session, self._session = self._session, None
             opened, self._opened = self._opened, None
+            # Whoever connects finds out that it was in vain.
+            self._attempt = None
         if session is not None:
             session.end()
             self._cancel(session.id)
@@ -157,18 +163,58 @@ class Link:
             self._opened = open_once(self._wanted, self._now)
         return self._opened
 
-    def _connected(self, opened: Opened) -> Session:
-        if self._trouble is not None and self._now() < self._not_before:
-            raise self._trouble
-        if not self._http.finds_gateway():
-            trouble = NoRdma("gateway", "the endpoint is no feedrack gateway")
-            self._trouble, self._not_before = trouble, self._now() + _NO_GATEWAY_SECONDS
-            raise trouble
+    def _standing(self) -> Session:
+        """The session; made here, or by another thread that began before. NoRdma, Unavailable."""
+        while True:
+            with self._lock:
+                opened = self._device()
+                session = self._session
+                if session is not None and self._now() - session.used_at >= session.idle_seconds:
+                    # The gateway has ended it by now.
+                    self._session = None
+                    session.end()
+                    session = None
+                if session is not None:
+                    session.used_at = self._now()
+                    return session
+                attempt = self._attempt
+                if attempt is None:
+                    if self._trouble is not None and self._now() < self._not_before:
+                        raise NoRdma(*self._trouble)
+                    attempt = self._attempt = _Attempt(self._now() + _OTHERS_WAIT_SECONDS)
+                    break
+            if not attempt.over.wait(max(0.0, attempt.until - self._now())):
+                raise NoRdma("connect", "another thread is connecting")
         try:
-            return self._connect(opened)
+            return self._connected(opened, attempt)
+        finally:
+            with self._lock:
+                if self._attempt is attempt:
+                    self._attempt = None
+            attempt.over.set()
+
+    def _connected(self, opened: Opened, attempt: _Attempt) -> Session:
+        """A new session, which is the link's from now on. NoRdma, Unavailable."""
+        if not self._http.finds_gateway():
+            cause = Cause("gateway", "the endpoint is no feedrack gateway")
+            with self._lock:
+                self._trouble, self._not_before = cause, self._now() + _NO_GATEWAY_SECONDS
+            raise NoRdma(*cause)
+        try:
+            session = self._connect(opened)
         except NoRdma as trouble:
-            self._pause(trouble, proven=False)
+            with self._lock:
+                if self._attempt is attempt:
+                    self._pause(Cause(trouble.reason, str(trouble)), proven=False)
             raise
+        with self._lock:
+            if self._attempt is attempt:
+                self._session = session
+                session.used_at = self._now()
+                return session
+        session.end()
+        self._cancel(session.id)
+        raise NoRdma("connect", "the client was closed meanwhile")
 
     def _connect(self, opened: Opened) -> Session:
         """Prepare, connect, ready. NoRdma."""
@@ -191,7 +237,7 @@ class Link:
             raise
         return Session(opened, pair, prepared, answer.headers.get(_NODE_HEADER, ""))
 
-    def _pause(self, trouble: NoRdma, *, proven: bool) -> None:
+    def _pause(self, trouble: Cause, *, proven: bool) -> None:
         """After a failure, how long not to connect: not at all where all had been well."""
         self._failures += 1
         self._trouble = trouble

@@ -12,7 +12,7 @@ from feedrack.client import Client as HttpClient
 from feedrack.errors import FeedrackError, WrongMemory
 from feedrack.rdma.link import Lease, Link
 from feedrack.rdma.memory import Memory
-from feedrack.rdma.opening import NoRdma
+from feedrack.rdma.opening import Cause, NoRdma
 from feedrack.signing import Query
 from gateway.rdma.token import TOKEN_HEADER
 from gateway.rdma.wire import (
@@ -26,6 +26,8 @@ from gateway.rdma.wire import (
 log = logging.getLogger("feedrack.rdma")
 
 UNSIGNED = "UNSIGNED-PAYLOAD"
+# Nothing of an answer comes before all is moved. Slower than that is as good as stuck.
+_SLOWEST_BYTES_A_SECOND = 16 * 1024**2
 _NODE_HEADER = "x-feedrack-node"
 _BYTES_NEEDED = re.compile(rb"<BytesNeeded>([0-9]{1,20})</BytesNeeded>")
 
@@ -80,7 +82,7 @@ class Mover:
             first = reason not in self._fallbacks
             self._fallbacks[reason] = self._fallbacks.get(reason, 0) + 1
         if first and reason not in self._quiet:
-            log.warning("over HTTP instead of RDMA (%s): %s", reason, trouble)
+            log.warning("over HTTP instead of RDMA (%s): %s", reason, str(trouble))
         return {FALLBACK_HEADER: reason}
 
     @contextmanager
@@ -96,7 +98,8 @@ class Mover:
         sha256: str | None = None,
     ) -> Iterator[Moved]:
         """One request with a token for `memory`, once. Where the answer is declined, its body
-        follows. TransferOff, raised inside, is a failed transfer.
+        follows. TransferOff, raised inside, is a failed transfer. Its beginning is waited for as
+        long as for any answer, and a second more for every 16 MiB of the memory.
 
         Raises NoRdma where it is to be asked again over HTTP, with the memory the caller's own; the
         errors of `feedrack.client.refusal`; WrongMemory where it is too small."""
@@ -108,7 +111,14 @@ class Mover:
         open_ended = True
         try:
             with self.http.open(
-                method, key, query, told, body, sha256=sha256, singly=True
+                method,
+                key,
+                query,
+                told,
+                body,
+                sha256=sha256,
+                singly=True,
+                more_seconds=memory.size_bytes / _SLOWEST_BYTES_A_SECOND,
             ) as streamed:
                 reply = streamed.headers.get(REPLY_HEADER)
                 if streamed.status >= 300:
@@ -128,7 +138,7 @@ class Mover:
             raise NoRdma("transfer", f"{method} {key or ''} by RDMA: {error!r}") from error
         finally:
             if open_ended:
-                self.link.fence(lease, NoRdma("transfer", "a transfer failed a moment ago"))
+                self.link.fence(lease, Cause("transfer", "a transfer failed a moment ago"))
         if refused is not None:
             raise self._refused(refused, lease, key)
         self.link.succeeded(lease)

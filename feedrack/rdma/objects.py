@@ -51,7 +51,8 @@ def get_object(
         return _result(Answer(streamed.status, streamed.headers, b""), moved.size_bytes, None)
     except NoRdma as trouble:
         told = mover.fall_back(trouble)
-        return _get_over_http(mover, key, memory, byte_range, headers | told, trouble.reason)
+        reason = trouble.reason
+    return _get_over_http(mover, key, memory, byte_range, headers | told, reason)
 
 
 def put_object(

@@ -34,6 +34,14 @@ class NoRdma(Exception):  # noqa: N818 - said of a request, which then goes over
         self.reason = reason
 
 
+class Cause(NamedTuple):
+    """What is remembered of a NoRdma, to raise another. Never the exception itself: each raise adds
+    to its traceback, which holds every frame it came through, and all that was in them."""
+
+    reason: FallbackReason
+    text: str
+
+
 class Wanted(NamedTuple):
     """Which device: by name, port and index of the GID, or the first that will do."""
 
@@ -51,7 +59,7 @@ class Forked(Protocol):
 
 
 class _Absence(NamedTuple):
-    trouble: NoRdma
+    cause: Cause
     until: float
 
 
@@ -64,14 +72,14 @@ def open_once(wanted: Wanted, now: Callable[[], float] = time.monotonic) -> "Ope
     """Opens a device for one client. NoRdma, at once where it is known that there is none."""
     absence = _absent.get(wanted)
     if absence is not None and now() < absence.until:
-        raise absence.trouble
+        raise NoRdma(*absence.cause)
     try:
         return Opened(verbs.open_device(*wanted))
     except RdmaUnavailable as error:
-        trouble = NoRdma("no-verbs" if error.verbs else "no-device", str(error))
+        cause = Cause("no-verbs" if error.verbs else "no-device", str(error))
         until = float("inf") if error.verbs else now() + _AGAIN_SECONDS
-        _absent[wanted] = _Absence(trouble, until)
-        raise trouble from error
+        _absent[wanted] = _Absence(cause, until)
+        raise NoRdma(*cause) from error
 
 
 def tell_of_forks(one: Forked) -> None:
@@ -111,6 +119,8 @@ class Opened:
     def pair(self) -> Pair:
         """A queue pair whose peer may read and write what is registered. VerbFailed."""
         with self._lock:
+            if not self._finalizer.alive:
+                raise VerbFailed("the device was closed")
             pair = self._device.pair(depth=_DEPTH, remote=True)
             self._pairs.add(pair)
             return pair
@@ -118,6 +128,8 @@ class Opened:
     def connect(self, pair: Pair, peer: PairAddress) -> None:
         """As `Pair.connect`."""
         with self._lock:
+            if pair not in self._pairs:
+                raise VerbFailed("the device was closed")
             pair.connect(peer)
 
     def fence(self, pair: Pair) -> None:
@@ -137,7 +149,8 @@ class Opened:
 
     def close(self) -> None:
         """Ends the device with all that was registered, in the process that opened it."""
-        self._finalizer()
+        with self._lock:
+            self._finalizer()
 
     def leave_to_parent(self) -> None:
         """Keeps all of it from ever being ended by this process, a child."""

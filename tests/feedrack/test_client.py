@@ -116,6 +116,21 @@ def test_a_connection_is_kept_and_one_that_was_closed_meanwhile_is_no_trouble() 
         subject.close()
 
 
+@pytest.mark.parametrize("last", [False, True])
+def test_only_the_beginning_of_an_answer_is_waited_for_longer(last: bool) -> None:
+    headers = {"connection": "close"} if last else {}
+    with scripted(in_turn([Reply(200, b"12345", headers), Reply()])) as endpoint:
+        subject = client(endpoint.url)
+        with subject.open("GET", "k", more_seconds=9.0) as streamed:
+            # As the socket under the answer is left.
+            beneath: Any = streamed.body.fp
+            assert beneath.raw._sock.gettimeout() == 60.0
+            assert streamed.body.read() == b"12345"
+        subject.ask("GET", "k")
+        assert endpoint.connections == 1 + last
+        subject.close()
+
+
 def test_threads_have_connections_of_their_own() -> None:
     both = threading.Barrier(2, timeout=20)
 

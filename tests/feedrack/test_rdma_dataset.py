@@ -1,11 +1,14 @@
 """A dataset's batches come by RDMA where they can, and nobody notices."""
 
+import gc
 import importlib.util
 import os
 import subprocess
 import sys
 import threading
+import tracemalloc
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +22,7 @@ from feedrack.reading import Outcome, Reader
 from gateway.rdma import verbs
 from gateway.rdma.device import RdmaUnavailable
 from tests.feedrack.rdma_node import OPTIONS, RdmaNode, rdma_node
-from tests.rdma.soft import Fabric
+from tests.rdma.soft import Fabric, SoftDevice, SoftRegistration
 
 OBJECTS = {f"p/{number:03}.bin": os.urandom(number * 1_009) for number in range(60)}
 KEYS = sorted(OBJECTS)
@@ -63,9 +66,9 @@ def reader_of(dataset: Dataset) -> Reader:
 
 
 def counts(dataset: Dataset) -> Counts:
-    rdma = reader_of(dataset)._rdma
-    assert rdma is not None
-    return rdma.counts
+    counts = dataset.rdma_counts
+    assert counts is not None
+    return counts
 
 
 def alike(outcomes: Sequence[Outcome]) -> list[object]:
@@ -87,7 +90,7 @@ def test_all_is_as_it_is_over_http(dataset: Dataset, plain: Dataset) -> None:
     mixed: list[int | str] = ["p/003.bin", "p/gone", 4, "p/gone2"]
     for which in ([*range(60)], [7], mixed, [3, 3, 3]):
         assert alike(dataset.read_each(which)) == alike(plain.read_each(which))
-        assert reader_of(plain)._rdma is None
+        assert plain.rdma_counts is None
     keys = [*KEYS[:10], "p/000.bin", "p/010.bin"]
     ranges = [None, *["bytes=3-9"] * 9, "bytes=5-9", "bytes=99999-"]
     both = [alike(reader_of(one).read_each(keys, ranges)) for one in (dataset, plain)]
@@ -155,7 +158,36 @@ def test_threads_share_it(dataset: Dataset) -> None:
     # No more memory than threads that may use it at once.
     rdma = reader_of(dataset)._rdma
     assert rdma is not None
-    assert 1 <= len(rdma._free) <= 4
+    assert 1 <= len(rdma._arenas.free) <= 4
+
+
+def test_the_memory_of_all_threads_together_is_bounded(node: RdmaNode) -> None:
+    reader = Reader("train", dataset_access(node))
+    rdma = BatchReader(reader.client, first_bytes=100_000, largest_bytes=100_000)
+    reader._rdma = rdma
+    most = 0
+
+    def move(_: object) -> None:
+        """Called in the gateway's thread, for each piece."""
+        nonlocal most
+        most = max(most, sum(region.remote for region in regions()))
+
+    def regions() -> list[SoftRegistration]:
+        opened = rdma._link._opened
+        device = opened._device if opened is not None else None
+        return list(device.regions.values()) if isinstance(device, SoftDevice) else []
+
+    node.fabric.on_move = move
+    try:
+        with ThreadPoolExecutor(6) as threads:
+            found = list(threads.map(lambda _: reader.read_each(KEYS[:10]), range(24)))
+    finally:
+        node.fabric.on_move = lambda _: None
+    assert found == [EXPECTED[:10]] * 24
+    assert rdma.counts.fallbacks == {}
+    assert 1 <= most <= 2
+    reader.close()
+    assert rdma._arenas.locked_bytes == 0
 
 
 def test_whatever_fails_is_read_over_http(dataset: Dataset, node: RdmaNode) -> None:
@@ -206,6 +238,28 @@ def test_a_host_without_rdma_says_nothing_of_it(
     assert len(opened_times) == 1
     assert node.counted("rdma_fallbacks_total", reason="no-verbs") == before
     assert not caplog.records
+
+
+def test_a_host_without_rdma_keeps_nothing_of_its_batches(
+    node: RdmaNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def open_device(*_: object) -> Any:
+        raise RdmaUnavailable("there is no device")
+
+    monkeypatch.setattr(verbs, "open_device", open_device)
+    with opened(node) as dataset:
+        dataset.read_batch(range(60))
+        tracemalloc.start()
+        try:
+            dataset.read_batch(range(60))
+            before = tracemalloc.get_traced_memory()[0]
+            for _ in range(20):
+                dataset.read_batch(range(60))
+            gc.collect()
+            grown_bytes = tracemalloc.get_traced_memory()[0] - before
+        finally:
+            tracemalloc.stop()
+    assert grown_bytes < 2 * sum(map(len, EXPECTED))
 
 
 def test_importing_feedrack_looks_for_no_rdma(tmp_path: Path) -> None:

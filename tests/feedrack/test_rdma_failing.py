@@ -1,9 +1,13 @@
 """What a client does when RDMA fails: it asks over HTTP, and nobody else writes to its memory."""
 
+import contextlib
 import gc
+import mmap
 import os
 import threading
+import weakref
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +16,7 @@ import pytest
 
 from feedrack.client import Client as HttpClient
 from feedrack.endpoint import Access
-from feedrack.errors import MissingObject
+from feedrack.errors import MissingObject, Unavailable
 from feedrack.rdma import Client, Result, opening
 from feedrack.rdma.link import Link
 from feedrack.rdma.memory import of_buffer
@@ -85,6 +89,33 @@ def test_a_host_without_rdma_finds_out_once(
     assert len(open_device.opened) == 1
     assert [record.levelname for record in caplog.records] == ["WARNING"] * 2
     assert node.counted("rdma_fallbacks_total", reason=reason) == 6
+
+
+def test_what_is_remembered_of_a_failure_keeps_no_memory(
+    node: RdmaNode, fabric: Fabric, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def kept(url: str, reason: str) -> list[int]:
+        """Which of several requests still has its memory after it."""
+        with client_of(url) as client:
+            held = []
+            for _ in range(3):
+                memory = client.register(bytearray(10))
+                assert client.get_into("k", memory).reason == reason
+                held.append(weakref.ref(memory))
+                del memory
+            gc.collect()
+            return [number for number, one in enumerate(held) if one() is not None]
+
+    other = Gateway(fabric, lambda _: Reply(200, b"", told()))
+    other.refuse["prepare"] = Reply(503)
+    with scripted(other) as endpoint:
+        assert kept(endpoint.url, "connect") == []
+    with scripted(lambda _: Reply(200, DATA)) as endpoint:
+        assert kept(endpoint.url, "gateway") == []
+    for missing, reason in ((False, "no-device"), (True, "no-verbs")):
+        monkeypatch.setattr(opening, "_absent", {})
+        monkeypatch.setattr(verbs, "open_device", none_there(verbs=missing))
+        assert kept(node.url, reason) == []
 
 
 def test_a_device_that_was_not_there_may_come_later(
@@ -176,6 +207,46 @@ def test_memory_is_fenced_before_it_is_used_after_a_time_out(
         assert target == b"mine alone"
         assert client.counts.fallbacks == {"transfer": 1}
         assert client.get_into("k", memory).transport == "rdma"
+
+
+@pytest.mark.parametrize("operation", ["get", "put", "batch"])
+def test_much_memory_is_given_more_time(fabric: Fabric, operation: str) -> None:
+    size_bytes = 512 * 1024**2
+    row = {"status": 200, "offset": 0, "length": 10}
+    table = msgspec.json.encode({"objects": [row], "bytes": 10, "failed": 0})
+    came, go_on = threading.Event(), threading.Event()
+
+    def move(asked: Asked) -> Reply:
+        came.set()
+        go_on.wait(60)
+        body = table if operation == "batch" else b""
+        return Reply(200, body, told(moved=str(size_bytes) if operation == "put" else "10"))
+
+    def transfers(client: Client, size_bytes: int) -> int:
+        memory = client.register(mmap.mmap(-1, size_bytes))
+        if operation == "get":
+            client.get_into("k", memory)
+        elif operation == "put":
+            client.put_from("k", memory, crc32=0)
+        else:
+            with contextlib.suppress(Unavailable):
+                client.batch_into(["k"], memory)
+        return client.counts.transfers
+
+    with (
+        scripted(Gateway(fabric, move)) as endpoint,
+        client_of(endpoint.url, timeout_seconds=0.3) as much,
+        client_of(endpoint.url, timeout_seconds=0.3) as little,
+        ThreadPoolExecutor(1) as thread,
+    ):
+        try:
+            moved = thread.submit(transfers, much, size_bytes)
+            assert came.wait(60)
+            # Begins later, and is over first.
+            assert transfers(little, 10) == 0
+        finally:
+            go_on.set()
+        assert moved.result(60) == 1
 
 
 def test_a_transfer_that_fails_is_done_over_http(
@@ -413,6 +484,78 @@ def test_a_session_that_cannot_be_had_is_tried_for_again_after_a_while(
         link.lease(memory)
         link.close()
         http.close()
+
+
+@pytest.fixture
+def slow(fabric: Fabric) -> Iterator[tuple[Gateway, threading.Event, threading.Event]]:
+    """A gateway whose second session takes as long as nobody sets the second event."""
+    came, go_on = threading.Event(), threading.Event()
+
+    class Slow(Gateway):
+        def __call__(self, asked: Asked) -> Reply:
+            if asked.target.endswith("=prepare") and "prepare" in self.steps:
+                came.set()
+                go_on.wait(60)
+            return super().__call__(asked)
+
+    yield Slow(fabric, lambda _: Reply(200, b"", told())), came, go_on
+    go_on.set()
+
+
+def test_nobody_waits_long_for_a_thread_that_connects(
+    slow: tuple[Gateway, threading.Event, threading.Event],
+) -> None:
+    gateway, came, go_on = slow
+    clock = [0.0]
+    with scripted(gateway) as endpoint, ThreadPoolExecutor(4) as threads:
+        http = HttpClient("train", Access(endpoint_url=endpoint.url, anonymous=True, attempts=1))
+        link = Link(http, Wanted(), now=lambda: clock[0])
+        memory = of_buffer(bytearray(10))
+        try:
+            first = link.lease(memory)
+            link.succeeded(first)
+            link.fence(first, opening.Cause("transfer", "it failed"))
+            connecting = threads.submit(link.lease, memory)
+            assert came.wait(60)
+            # In time it is waited for.
+            waiting = threads.submit(link.lease, memory)
+            threads.submit(link.fence, first, opening.Cause("transfer", "again")).result(20)
+            clock[0] = 3.0
+            with pytest.raises(NoRdma) as caught:
+                threads.submit(link.lease, memory).result(20)
+            assert caught.value.reason == "connect"
+        finally:
+            go_on.set()
+        assert connecting.result(20).session is not first.session
+        with contextlib.suppress(NoRdma):
+            assert waiting.result(20).session is connecting.result().session
+        assert gateway.steps.count("prepare") == 2
+        link.close()
+        http.close()
+
+
+def test_a_client_that_is_closed_while_it_connects_keeps_no_session(
+    slow: tuple[Gateway, threading.Event, threading.Event], fabric: Fabric
+) -> None:
+    gateway, came, go_on = slow
+    with (
+        scripted(gateway) as endpoint,
+        client_of(endpoint.url) as client,
+        ThreadPoolExecutor(2) as threads,
+    ):
+        memory = client.register(bytearray(10))
+        client.get_into("k", memory)
+        client.close()
+        connecting = threads.submit(client.get_into, "k", memory)
+        try:
+            assert came.wait(60)
+            threads.submit(client.close).result(20)
+        finally:
+            go_on.set()
+        assert connecting.result(20).reason == "connect"
+        assert [pair for pair in fabric.pairs.values() if pair.device is not gateway.device] == []
+        assert gateway.steps[-1] == "cancel"
+        assert client.get_into("k", memory).transport == "rdma"
 
 
 def test_another_gateway_behind_the_same_name_costs_no_session(fabric: Fabric) -> None:

@@ -5,13 +5,14 @@ import mmap
 import os
 import threading
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 from feedrack.errors import (
+    MissingBucket,
     MissingObject,
     ObjectChanged,
     RangeOutside,
@@ -52,7 +53,7 @@ def client(node: RdmaNode) -> Iterator[Client]:
 def without(node: RdmaNode, monkeypatch: pytest.MonkeyPatch) -> Iterator[Client]:
     """A client whose host has no RDMA."""
     with Client("s3://train", endpoint_url=node.url, device="none", **OPTIONS) as client:
-        absence = opening._Absence(opening.NoRdma("no-device", "none"), float("inf"))
+        absence = opening._Absence(opening.Cause("no-device", "none"), float("inf"))
         opening._absent[opening.Wanted("none")] = absence
         yield client
 
@@ -143,6 +144,23 @@ def test_errors_are_those_of_any_read(either: Client, node: RdmaNode) -> None:
     either.get_into("e", memory)
     assert either.counts.transfers in (0, 1)
     assert set(either.counts.fallbacks) <= {"no-device"}
+
+
+@pytest.mark.parametrize("operation", ["get", "put", "batch"])
+def test_an_error_over_http_does_not_tell_of_rdma(
+    without: Client, node: RdmaNode, operation: str
+) -> None:
+    gone = Client("s3://nowhere", endpoint_url=node.url, device="none", **OPTIONS)
+    memory = gone.register(bytearray(5))
+    asks: dict[str, Callable[[], object]] = {
+        "get": lambda: gone.get_into("k", memory),
+        "put": lambda: gone.put_from("k", memory),
+        "batch": lambda: gone.batch_into(["k"], memory),
+    }
+    with gone, pytest.raises(MissingBucket) as caught:
+        asks[operation]()
+    assert gone.counts.fallbacks == {"no-device": 1}
+    assert caught.value.__context__ is None
 
 
 def test_memory_is_whatever_can_be_written(client: Client, node: RdmaNode) -> None:
@@ -274,6 +292,22 @@ def test_a_batch_of_more_than_one_request(either: Client, objects: dict[str, byt
     assert len(rows) == len(keys)
     assert rows[-1].offset + rows[-1].length == len(memory)
     assert rows[-1].memory.contents() == objects["b/2"]
+
+
+def test_nothing_is_asked_for_once_the_memory_is_full(
+    either: Client, objects: dict[str, bytes], node: RdmaNode
+) -> None:
+    asked = {"operation": "GetObjects", "tenant": "demo", "code": "200"}
+    before = node.counted("requests_total", **asked)
+    # The second does not fit; what is empty after it would.
+    keys = ["b/1", "b/2"] + ["b/0"] * 20_000
+    with either.register(bytearray(977 + 10)) as memory:
+        rows = either.batch_into(keys, memory)
+    assert [row.key for row in rows] == keys
+    assert rows[0].memory.contents() == objects["b/1"]
+    assert {row[1:4] + row[8:9] for row in rows[1:]} == {(507, 977, 0, "RDMAMemoryFull")}
+    assert {len(row.memory) for row in rows[1:]} == {0}
+    assert node.counted("requests_total", **asked) - before == 1
 
 
 def test_a_client_is_of_a_bucket() -> None:
