@@ -1,8 +1,6 @@
 """The table of `conformance.py` over real verbs; over HTTP it runs in the ordinary suite, where
 processors are not emulated (`tests/rdma/test_conformance.py`)."""
 
-import os
-import platform
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -68,21 +66,3 @@ async def test_parts(transport: Transport, client: RawClient) -> None:
 
 async def test_a_batch(transport: Transport, client: RawClient) -> None:
     await conformance.check_batch(transport, client)
-
-
-async def test_what_is_held_is_sent_from_where_it_lies_if_the_kernel_can(
-    client: RawClient,
-) -> None:
-    data = os.urandom(8 * MIB)
-    await conformance.store(client, "/train/lying", data)
-    transport = OverRdma(client)
-    assert (await transport.get("/train/lying", {})).payload == data
-    metrics = client.running.node.metrics.registry
-    name, labels = "feedrack_rdma_copied_bytes_total", {"operation": "GetObject"}
-    before = metrics.get_sample_value(name, labels)
-    found = await transport.get("/train/lying", {})
-    assert (found.headers["x-feedrack-tier"], found.payload) == ("disk", data)
-    copied = (metrics.get_sample_value(name, labels) or 0.0) - (before or 0.0)
-    # Read-only mappings of files can be registered from Linux 6.3 on.
-    release = tuple(int(part) for part in platform.release().split(".")[:2])
-    assert copied == (0 if release >= (6, 3) else len(data))
