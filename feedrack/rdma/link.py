@@ -35,6 +35,7 @@ log = logging.getLogger("feedrack.rdma")
 
 _FIRST_PAUSE_SECONDS = 1.0
 _LONGEST_PAUSE_SECONDS = 60.0
+_MOST_DOUBLINGS = 32
 # How long other threads wait for one that connects, from when it began to.
 _OTHERS_WAIT_SECONDS = 2.0
 # A gateway learns RDMA by being configured anew, other services never do.
@@ -241,7 +242,9 @@ class Link:
         """After a failure, how long not to connect: not at all where all had been well."""
         self._failures += 1
         self._trouble = trouble
-        longest = min(_LONGEST_PAUSE_SECONDS, _FIRST_PAUSE_SECONDS * 2 ** (self._failures - 1))
+        # A job that runs for days fails more often than a float has powers of two.
+        doubled = 2.0 ** min(self._failures - 1, _MOST_DOUBLINGS)
+        longest = min(_LONGEST_PAUSE_SECONDS, _FIRST_PAUSE_SECONDS * doubled)
         # Half of it by chance: a gateway's clients all lose it at the same moment.
         pause = longest * (0.5 + random.random() / 2)  # noqa: S311
         self._not_before = self._now() + (0.0 if proven and self._failures == 1 else pause)
