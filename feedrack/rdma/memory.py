@@ -5,6 +5,7 @@ registered is still good for HTTP, as long as the processor can reach it.
 """
 
 import ctypes
+import weakref
 import zlib
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Protocol, Self
@@ -50,23 +51,31 @@ class Area:
         self.copy_in = copy_in
         self.copy_out = copy_out
         self._make = make
-        # Only ever added to while it is open, so that threads need no lock.
-        self._registered: list[tuple[Opened, Registration]] = []
+        # A device that was closed is forgotten with whoever had it open.
+        self._registered: weakref.WeakKeyDictionary[Opened, Registration] = (
+            weakref.WeakKeyDictionary()
+        )
 
     def registered(self, opened: Opened) -> Registration:
         """This memory as that device knows it. VerbFailed."""
-        for by, registration in self._registered:
-            if by is opened:
-                return registration
+        found = self._registered.get(opened)
+        if found is not None:
+            return found
+        # Threads that come at once each register it; one of theirs is kept.
         fresh = opened.register(self._make)
-        self._registered.append((opened, fresh))
-        return fresh
+        kept = self._registered.setdefault(opened, fresh)
+        if kept is not fresh:
+            opened.unregister(fresh)
+        return kept
 
     def close(self) -> None:
         """Ends its registrations. Safe to call twice."""
-        while self._registered:
-            opened, registration = self._registered.pop()
-            opened.unregister(registration)
+        # Taken at once: other threads may add to it meanwhile.
+        for reference in self._registered.keyrefs():
+            opened = reference()
+            registration = None if opened is None else self._registered.pop(opened, None)
+            if opened is not None and registration is not None:
+                opened.unregister(registration)
 
 
 class Memory:

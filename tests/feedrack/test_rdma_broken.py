@@ -5,6 +5,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
@@ -25,7 +26,7 @@ from gateway.rdma.wire import Prepare, Prepared
 from tests.feedrack.endpoint import Asked, Reply, scripted
 from tests.feedrack.rdma_node import RdmaNode, rdma_node
 from tests.feedrack.test_rdma_failing import DATA, GATEWAY, Gateway, client_of, told
-from tests.rdma.soft import Fabric
+from tests.rdma.soft import Fabric, SoftDevice
 
 MIB = 1024**2
 
@@ -212,14 +213,78 @@ def test_a_device_that_was_closed_is_asked_for_nothing(fabric: Fabric) -> None:
     assert not asked
 
 
-def test_a_child_waits_for_no_lock_of_its_parents_threads(fabric: Fabric) -> None:
+def test_a_device_is_closed_once_nobody_is_at_it(fabric: Fabric) -> None:
+    opened = opening.open_once(Wanted())
+    registering, go_on = threading.Event(), threading.Event()
+    open_meanwhile: list[bool] = []
+
+    def quickly(device: Device) -> Registration:
+        return device.register(memoryview(bytearray(10)), remote=True)
+
+    def slowly(device: Device) -> Registration:
+        assert isinstance(device, SoftDevice)
+        registering.set()
+        go_on.wait(20)
+        open_meanwhile.append(device._open)
+        return quickly(device)
+
+    def until_it_refuses() -> None:
+        while True:
+            opened.unregister(opened.register(quickly))
+
+    device = opened._device
+    assert isinstance(device, SoftDevice)
+    with ThreadPoolExecutor(3) as threads:
+        try:
+            made = threads.submit(opened.register, slowly)
+            assert registering.wait(20)
+            closed = [threads.submit(opened.close) for _ in range(2)]
+            with pytest.raises(VerbFailed):
+                until_it_refuses()
+            assert device._open
+        finally:
+            go_on.set()
+        for one in closed:
+            one.result(20)
+        assert open_meanwhile == [True]
+        assert not device._open
+        # What came last was ended, too.
+        assert not device.regions
+        opened.unregister(made.result(20))
+
+
+def test_a_client_may_be_closed_at_any_moment(fabric: Fabric, node: RdmaNode) -> None:
+    with client_of(node.url) as client:
+        over = threading.Event()
+
+        def work() -> None:
+            while not over.is_set():
+                with client.register(bytearray(10)) as memory:
+                    client.get_into("k", memory)
+                    assert memory.contents() == DATA
+
+        with ThreadPoolExecutor(3) as threads:
+            working = [threads.submit(work) for _ in range(3)]
+            try:
+                for _ in range(20):
+                    client.close()
+            finally:
+                over.set()
+            for one in working:
+                one.result(20)
+
+
+@pytest.mark.parametrize("at", ["its queue pairs", "its registrations"])
+def test_a_child_waits_for_no_lock_of_its_parents_threads(fabric: Fabric, at: str) -> None:
     """A fork while another thread connects, in the midst of a request that its child unwinds."""
     opened = opening.open_once(Wanted())
     pair = opened.pair()
+    region = opened.register(lambda device: device.register(memoryview(bytearray(9)), remote=True))
     held, over = threading.Event(), threading.Event()
 
     def connect() -> None:
-        with opened._lock:
+        users = opened._users
+        with users.all_out if at == "its queue pairs" else users._changed:
             held.set()
             over.wait(20)
 
@@ -231,7 +296,13 @@ def test_a_child_waits_for_no_lock_of_its_parents_threads(fabric: Fabric) -> Non
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         signal.alarm(3)
         opened.fence(pair)
-        os._exit(0)
+        opened.unregister(region)
+        opened.close()
+        try:
+            opened.pair()
+        except VerbFailed:
+            os._exit(0)
+        os._exit(1)
     over.set()
     thread.join()
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
