@@ -213,8 +213,8 @@ class BatchReader:
             try:
                 for frame in _declined(moved.streamed, len(asked)):
                     yield frame._replace(position=asked[frame.position])
-            except (*TROUBLE, frames.FramesBroken) as error:
-                raise NoRdma("gateway", f"declined, and broken off: {error!r}") from error
+            except (*TROUBLE, frames.FramesBroken, Unavailable) as error:
+                raise NoRdma("gateway", f"declined, and not to be had: {error!r}") from error
             self._mover.fall_back(NoRdma("gateway", "the gateway declined"))
             return []
 

@@ -42,8 +42,8 @@ def get_object(
                 head = Answer(streamed.status, streamed.headers, b"")
                 try:
                     size_bytes = _receive(head, streamed.body, memory, key, byte_range)
-                except TROUBLE as error:
-                    raise NoRdma("gateway", f"declined, and broken off: {error!r}") from error
+                except (*TROUBLE, RequestRefused) as error:
+                    raise NoRdma("gateway", f"declined, and not to be had: {error!r}") from error
                 mover.fall_back(NoRdma("gateway", "the gateway declined"))
                 return _result(head, size_bytes, "gateway")
             _check_part(streamed.status, streamed.headers, byte_range, moved.size_bytes)

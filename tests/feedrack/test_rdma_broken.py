@@ -23,7 +23,7 @@ from gateway.rdma import verbs
 from gateway.rdma.device import Device, Registration, VerbFailed
 from gateway.rdma.token import Token, parse_token
 from gateway.rdma.wire import Prepare, Prepared
-from tests.feedrack.endpoint import Asked, Reply, scripted
+from tests.feedrack.endpoint import Asked, Reply, batch_reply, scripted
 from tests.feedrack.rdma_node import RdmaNode, rdma_node
 from tests.feedrack.test_rdma_failing import DATA, GATEWAY, Gateway, client_of, told
 from tests.rdma.soft import Fabric, SoftDevice
@@ -98,6 +98,34 @@ def test_an_answer_whose_headers_were_lost_is_not_an_empty_object(fabric: Fabric
         result = client.get_into("k", memory)
         assert result.size_bytes == len(DATA)
         assert memory.contents() == DATA
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        Reply(200, b'{"objects":[{"status":200,"offset":0,"length":10}],"bytes":10}', GATEWAY),
+        Reply(200, b"", GATEWAY),
+    ],
+)
+def test_an_answer_whose_headers_were_lost_is_not_a_batch(fabric: Fabric, answer: Reply) -> None:
+    gateway = Gateway(fabric, lambda _: answer)
+
+    def script(asked: Asked) -> Reply:
+        by_rdma = "x-amz-rdma-token" in asked.headers or "feedrack-rdma" in asked.target
+        if asked.method == "POST" and not by_rdma:
+            return batch_reply(asked, {"k": DATA})
+        return gateway(asked)
+
+    with scripted(script) as endpoint, client_of(endpoint.url) as client:
+        memory = client.register(bytearray(10))
+        [row] = client.batch_into(["k"], memory)
+        assert row.memory.contents() == DATA
+        assert client._link._session is None
+        reader = BatchReader(client._http)
+        with pytest.raises(NoRdma) as caught:
+            list(reader.read(["k"], None))
+        assert caught.value.reason == "gateway"
+        reader.close()
 
 
 @pytest.mark.parametrize(
@@ -241,7 +269,6 @@ def test_a_device_is_closed_once_nobody_is_at_it(fabric: Fabric) -> None:
             closed = [threads.submit(opened.close) for _ in range(2)]
             with pytest.raises(VerbFailed):
                 until_it_refuses()
-            assert device._open
         finally:
             go_on.set()
         for one in closed:
