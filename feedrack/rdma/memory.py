@@ -22,6 +22,8 @@ CopyOut = Callable[[int, int], bytes]
 
 # What is copied at a time to and from memory that the processor cannot reach.
 _PIECE_BYTES = 4 * 1024**2
+# What an address can tell apart.
+_SPACE = 1 << 64
 
 
 class Readable(Protocol):
@@ -188,7 +190,10 @@ def of_buffer(buffer: "WriteableBuffer") -> Memory:
 def of_address(
     address: int, size_bytes: int, copy: CopyIn | None = None, read: CopyOut | None = None
 ) -> Memory:
-    """Memory by its address. With `copy` or `read` the processor stays away from it itself."""
+    """Memory by its address. With `copy` or `read` the processor stays away from it itself.
+
+    WrongMemory."""
+    _check_place(address, size_bytes)
 
     def make(device: Device) -> Registration:
         return device.register_address(address, size_bytes, remote=True)
@@ -206,9 +211,15 @@ def of_dmabuf(
     copy: CopyIn | None = None,
     read: CopyOut | None = None,
 ) -> Memory:
-    """A part of a dma-buf, which the processor does not reach by itself."""
+    """A part of a dma-buf, which the processor does not reach by itself. WrongMemory."""
+    _check_place(offset, size_bytes)
 
     def make(device: Device) -> Registration:
         return device.register_dmabuf(descriptor, offset, size_bytes, remote=True)
 
     return Memory(Area(size_bytes, make, copy_in=copy, copy_out=read))
+
+
+def _check_place(start: int, size_bytes: int) -> None:
+    if start < 0 or size_bytes < 0 or start + size_bytes > _SPACE:
+        raise WrongMemory(f"there is no memory of {size_bytes} bytes from {start} on")

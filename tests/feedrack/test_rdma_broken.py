@@ -1,5 +1,8 @@
 """What a client of long life, a slow gateway or a hostile one brings to light."""
 
+import ctypes
+import gc
+import mmap
 import os
 import signal
 import threading
@@ -13,7 +16,7 @@ import pytest
 
 from feedrack.client import Client as HttpClient
 from feedrack.endpoint import Access
-from feedrack.errors import FeedrackError
+from feedrack.errors import WrongAddress, WrongMemory
 from feedrack.rdma import Result, opening
 from feedrack.rdma.arenas import BatchReader
 from feedrack.rdma.link import Link
@@ -22,13 +25,15 @@ from feedrack.rdma.opening import NoRdma, Wanted
 from gateway.rdma import verbs
 from gateway.rdma.device import Device, Registration, VerbFailed
 from gateway.rdma.token import Token, parse_token
-from gateway.rdma.wire import Prepare, Prepared
+from gateway.rdma.wire import Prepare, Prepared, Row
 from tests.feedrack.endpoint import Asked, Reply, batch_reply, scripted
 from tests.feedrack.rdma_node import RdmaNode, rdma_node
 from tests.feedrack.test_rdma_failing import DATA, GATEWAY, Gateway, client_of, told
 from tests.rdma.soft import Fabric, SoftDevice
 
 MIB = 1024**2
+# Fails where something lies there already.
+_MAP_FIXED_NOREPLACE = 0x100000
 
 
 @pytest.fixture
@@ -74,20 +79,24 @@ def test_what_does_not_fit_is_told_with_all_after_it_in_any_number_of_requests(
 
 def test_a_transfer_that_goes_on_is_not_given_up(fabric: Fabric, node: RdmaNode) -> None:
     """As over HTTP, where a time limit is for an endpoint that stays silent."""
-    data = os.urandom(3 * MIB)
+    data = os.urandom(24 * MIB)
     node.put("big", data)
     with client_of(node.url, timeout_seconds=0.6) as client:
-        memory = client.register(bytearray(3 * MIB))
+        memory = client.register(bytearray(24 * MIB))
         assert client.get_into("k", memory).transport == "rdma"
+        moving: list[float] = []
 
         def slowly(_: object) -> None:
-            time.sleep(0.3)
+            # Faster than what is as good as stuck, and longer than the endpoint may be silent.
+            moving.append(time.monotonic())
+            time.sleep(0.03)
 
         fabric.on_move = slowly
         result = client.get_into("big", memory)
         fabric.on_move = lambda _: None
         assert memory.contents() == data
         assert result.transport == "rdma"
+        assert moving[-1] - moving[0] > 0.6
 
 
 def test_an_answer_whose_headers_were_lost_is_not_an_empty_object(fabric: Fabric) -> None:
@@ -150,11 +159,19 @@ def test_a_session_that_cannot_be_is_not_used(fabric: Fabric, prepared: bytes) -
         assert gateway.steps.count("prepare") <= 2
 
 
-def test_a_part_of_no_bytes_is_no_part(fabric: Fabric, node: RdmaNode) -> None:
+def test_what_cannot_be_meant_is_an_error_of_ours(fabric: Fabric, node: RdmaNode) -> None:
     with client_of(node.url) as client, client.register(bytearray(10)) as memory:
         for part_bytes in (0, -1):
-            with pytest.raises(FeedrackError):
+            with pytest.raises(WrongAddress):
                 client.upload_from("new", memory, part_bytes)
+        for crc32 in (-1, 1 << 32):
+            with pytest.raises(WrongAddress):
+                client.put_from("new", memory, crc32=crc32)
+        for place in ((-1, 10), (4096, -1), (1 << 64, 1)):
+            with pytest.raises(WrongMemory):
+                client.register_address(*place)
+            with pytest.raises(WrongMemory):
+                client.register_dmabuf(0, *place)
     assert not (node.folder / "new").exists()
 
 
@@ -216,11 +233,12 @@ def test_memory_that_cannot_be_had_is_a_reason_to_ask_over_http(
     fabric: Fabric, node: RdmaNode
 ) -> None:
     with client_of(node.url) as client:
-        reader = BatchReader(client._http, first_bytes=1 << 60, largest_bytes=1 << 60)
-        with pytest.raises(NoRdma) as caught:
-            list(reader.read(["k", "k"], None))
-        assert caught.value.reason == "memory"
-        reader.close()
+        for size_bytes in (1 << 60, 1 << 70):
+            reader = BatchReader(client._http, first_bytes=size_bytes, largest_bytes=size_bytes)
+            with pytest.raises(NoRdma) as caught:
+                list(reader.read(["k", "k"], None))
+            assert caught.value.reason == "memory"
+            reader.close()
 
 
 def test_a_device_that_was_closed_is_asked_for_nothing(fabric: Fabric) -> None:
@@ -299,6 +317,37 @@ def test_a_client_may_be_closed_at_any_moment(fabric: Fabric, node: RdmaNode) ->
                 over.set()
             for one in working:
                 one.result(20)
+
+
+def test_a_child_unmaps_nothing_in_the_place_of_its_parents_memory(
+    fabric: Fabric, node: RdmaNode
+) -> None:
+    with client_of(node.url) as client:
+        reader = BatchReader(client._http, first_bytes=MIB, largest_bytes=MIB)
+        assert len(list(reader.read(["k", "k"], None))) == 2
+        # Then no device holds it either.
+        reader._link.close()
+        [arena] = reader._arenas.free
+        place = ctypes.addressof(ctypes.c_char.from_buffer(arena.mapped))
+        child = os.fork()
+        if child == 0:
+            libc = ctypes.CDLL(None)
+            libc.mmap.restype = ctypes.c_void_p
+            how = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_FIXED_NOREPLACE
+            prot = mmap.PROT_READ | mmap.PROT_WRITE
+            found = libc.mmap(ctypes.c_void_p(place), ctypes.c_size_t(MIB), prot, how, -1, 0)
+            taken = True
+            try:
+                arena.take(Row(200, 0, 1))
+            except NoRdma:
+                taken = False
+            del arena
+            gc.collect()
+            ctypes.memset(place, 1, MIB)
+            os._exit(0 if found == place and not taken else 1)
+        # A signal is a negative status: -11 is a segmentation fault.
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        reader.close()
 
 
 @pytest.mark.parametrize("at", ["its queue pairs", "its registrations"])
