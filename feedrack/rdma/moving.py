@@ -28,6 +28,7 @@ log = logging.getLogger("feedrack.rdma")
 UNSIGNED = "UNSIGNED-PAYLOAD"
 # Nothing of an answer comes before all is moved. Slower than that is as good as stuck.
 _SLOWEST_BYTES_A_SECOND = 16 * 1024**2
+_NO_BUFFER = "buffer for RDMA"
 _BYTES_NEEDED = re.compile(rb"<BytesNeeded>([0-9]{1,20})</BytesNeeded>")
 
 
@@ -185,10 +186,14 @@ def _settled(answer: Answer, lease: Lease) -> bool:
 
     Not a proxy, which knows nothing of it, nor another node; not where the gateway's own end broke,
     and not where the token was used before: then it went out twice, and the first may be at work.
+    Nor where it may not have looked at the token: it may have taken the one that came before.
     """
-    if not lease.session.is_own(answer.headers):
+    if not lease.session.is_own(answer.headers) or answer.status == 403:
         return False
-    code = said_of(answer).partition(":")[0]
+    code, _, message = said_of(answer).partition(": ")
+    if code == "SlowDown":
+        # Too many connections is said to whoever comes; this one to who has shown a token.
+        return _NO_BUFFER in message
     if code == "InvalidRDMAToken":
         # Only what was not used before is told how much memory it needs.
         return _BYTES_NEEDED.search(answer.body) is not None

@@ -212,8 +212,9 @@ class TwoAnswers:
         Reply(400, b"<Code>InvalidRDMAToken</Code><Message>used before</Message>", GATEWAY),
         Reply(503, b"<Code>SlowDown</Code>", {"x-feedrack-node": "n2"}),
         Reply(200, DATA, {**told("501"), "x-feedrack-node": "n2"}),
+        Reply(503, b"<Code>SlowDown</Code><Message>Please reduce your request rate.", GATEWAY),
     ],
-    ids=["used before", "another node's trouble", "another node declines"],
+    ids=["used before", "another's trouble", "another declines", "too many connections"],
 )
 def test_memory_is_fenced_where_a_token_may_have_gone_out_twice(
     fabric: Fabric, second: Reply

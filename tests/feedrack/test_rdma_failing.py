@@ -574,13 +574,16 @@ def test_another_gateway_behind_the_same_name_costs_the_session(fabric: Fabric) 
 
 def test_what_the_sessions_own_gateway_refuses_costs_no_session(fabric: Fabric) -> None:
     small = b"<Code>InvalidRDMAToken</Code><BytesNeeded>11</BytesNeeded>"
-    replies = iter([Reply(404, b"<Code>NoSuchKey</Code>", GATEWAY), Reply(400, small, GATEWAY)])
+    busy = b"<Code>SlowDown</Code><Message>No buffer for RDMA came free in time.</Message>"
+    refusals = [(404, b"<Code>NoSuchKey</Code>"), (400, small), (503, busy)]
+    replies = (Reply(status, body, GATEWAY) for status, body in refusals)
     gateway = Gateway(fabric, lambda _: next(replies))
     with scripted(gateway) as endpoint, client_of(endpoint.url) as client:
         memory = client.register(bytearray(10))
         for error in (MissingObject, WrongMemory):
             with pytest.raises(error):
                 client.get_into("k", memory)
+        assert client.get_into("k", memory).reason == "transfer"
         assert client._link._session is not None
         assert gateway.steps == ["prepare", "ready"]
 

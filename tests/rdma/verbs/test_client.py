@@ -132,21 +132,21 @@ def test_a_client_may_be_closed_while_its_threads_register_and_read(node: RdmaNo
 
     def work() -> None:
         while not over.is_set():
-            with client.register(bytearray(5000)) as memory:
-                client.get_into("c", memory)
+            with shared.register(bytearray(5000)) as memory:
+                shared.get_into("c", memory)
                 assert memory.contents() == b"12345" * 1000
 
     with (
-        Client("s3://train", endpoint_url=node.url, **OPTIONS) as client,
+        Client("s3://train", endpoint_url=node.url, **OPTIONS) as shared,
         ThreadPoolExecutor(3) as threads,
     ):
         working = [threads.submit(work) for _ in range(3)]
         try:
             for _ in range(10):
                 # Each time somebody has begun anew.
-                while client._link._opened is None and not any(map(Future.done, working)):
+                while shared._link._opened is None and not any(map(Future.done, working)):
                     over.wait(0.01)
-                client.close()
+                shared.close()
         finally:
             over.set()
         for one in working:
