@@ -35,6 +35,7 @@ from feedrack.signing import EMPTY_SHA256, Query, Signer, encode_query
 _RETRIED = frozenset((408, 429, 500, 502, 503, 504))
 _ERROR_BYTES = 64 * 1024
 _LONGEST_PAUSE_SECONDS = 8.0
+_MOST_DOUBLINGS = 32
 _CODE = re.compile(rb"<Code>([A-Za-z0-9]{1,64})</Code>")
 _MESSAGE = re.compile(rb"<Message>([^<]{1,400})</Message>")
 TROUBLE = (OSError, http.client.HTTPException)
@@ -152,7 +153,7 @@ class Client:
     def wait(self, attempt: int) -> None:
         """Pauses after a failed attempt, counted from 1."""
         # Full jitter: many workers meet the same trouble at the same moment.
-        longest = min(_LONGEST_PAUSE_SECONDS, 0.1 * 2**attempt)
+        longest = min(_LONGEST_PAUSE_SECONDS, 0.1 * 2.0 ** min(attempt, _MOST_DOUBLINGS))
         self._pause(random.uniform(0, longest))  # noqa: S311
 
     @contextmanager

@@ -22,7 +22,7 @@ from feedrack.rdma.batches import BATCH, JSON, read_table
 from feedrack.rdma.link import Link
 from feedrack.rdma.memory import Memory, of_buffer
 from feedrack.rdma.moving import Counts, Mover
-from feedrack.rdma.opening import NoRdma, Wanted, tell_of_forks
+from feedrack.rdma.opening import NoRdma, Wanted, keep_for_ever, tell_of_forks
 from gateway.rdma.device import VerbFailed
 from gateway.rdma.wire import MEMORY_FULL_STATUS, Row
 
@@ -36,25 +36,38 @@ _BUFFER_BYTES = 256 * 1024
 
 
 class Arena:
-    """Memory for one batch at a time."""
+    """Memory for one batch at a time. NoRdma where there is none."""
 
     def __init__(self, size_bytes: int) -> None:
         self.size_bytes = size_bytes
-        self.mapped = mmap.mmap(-1, size_bytes)
+        self._process = os.getpid()
+        try:
+            self.mapped = mmap.mmap(-1, size_bytes)
+        except (OSError, OverflowError) as error:
+            raise NoRdma("memory", f"{size_bytes} bytes: {error}") from error
         self.memory: Memory = of_buffer(self.mapped)
 
     def register(self, link: Link) -> None:
         """Has it registered. NoRdma."""
+        # Before its children lack it.
+        tell_of_forks(self)
         try:
             self.memory.locate(link.opened())
-        except VerbFailed as error:
+            # A child has no use for it, and before Linux 5.12 a parent that writes to its memory
+            # after a fork would write to another page than the device knows.
+            self.mapped.madvise(mmap.MADV_DONTFORK)
+        except (VerbFailed, OSError) as error:
             raise NoRdma("memory", f"{self.size_bytes} bytes: {error}") from error
-        # A child has no use for it, and before Linux 5.12 a parent that writes to its memory after
-        # a fork would write to another page than the device knows.
-        self.mapped.madvise(mmap.MADV_DONTFORK)
+
+    def forked(self) -> None:
+        """Called in a child, where something else may come to lie where it lay: to let go of it
+        would unmap that."""
+        keep_for_ever(self.mapped)
 
     def take(self, row: Row) -> bytes:
-        """A copy of an object."""
+        """A copy of an object. NoRdma in a child, which lacks it."""
+        if self._process != os.getpid():
+            raise NoRdma("memory", "the memory is the parent's")
         return self.mapped[row.offset : row.offset + row.length]
 
     def close(self) -> None:
@@ -75,13 +88,15 @@ class Arenas:
         self._changed = threading.Condition()
 
     def take(self) -> Arena:
-        """One that is free, or a new one where there may be more. Else waits."""
+        """One that is free, or a new one where there may be more. Else waits. NoRdma."""
         most_bytes = _LARGEST_ARENAS * self.largest_bytes
         with self._changed:
             while True:
                 for arena in [one for one in self.free if one.size_bytes < self._size_bytes]:
                     self.free.remove(arena)
                     self._end(arena)
+                    # There is room for others, should this thread find none for itself.
+                    self._changed.notify_all()
                 if self.free:
                     return self.free.pop()
                 if self._count < _ARENAS and self.locked_bytes + self._size_bytes <= most_bytes:
@@ -213,8 +228,8 @@ class BatchReader:
             try:
                 for frame in _declined(moved.streamed, len(asked)):
                     yield frame._replace(position=asked[frame.position])
-            except (*TROUBLE, frames.FramesBroken) as error:
-                raise NoRdma("gateway", f"declined, and broken off: {error!r}") from error
+            except (*TROUBLE, frames.FramesBroken, Unavailable) as error:
+                raise NoRdma("gateway", f"declined, and not to be had: {error!r}") from error
             self._mover.fall_back(NoRdma("gateway", "the gateway declined"))
             return []
 

@@ -32,8 +32,8 @@ def fill(
             if moved.size_bytes is None:
                 try:
                     rows = _receive(moved.streamed, len(keys), memory)
-                except (*TROUBLE, frames.FramesBroken) as error:
-                    raise NoRdma("gateway", f"declined, and broken off: {error!r}") from error
+                except (*TROUBLE, frames.FramesBroken, Unavailable) as error:
+                    raise NoRdma("gateway", f"declined, and not to be had: {error!r}") from error
                 mover.fall_back(NoRdma("gateway", "the gateway declined"))
                 return rows
             return read_table(moved.streamed, len(keys), moved.size_bytes)

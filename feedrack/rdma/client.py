@@ -223,6 +223,8 @@ class Client:
         metadata: Mapping[str, str] | None = None,
     ) -> Result:
         """Writes an object of all of the memory in parts, several at once; all of it or none."""
+        if part_bytes < 1:
+            raise WrongAddress(f"parts of {part_bytes} bytes", key=key)
         starts = range(0, max(1, memory.size_bytes), part_bytes)
         if len(starts) > _PARTS:
             raise WrongMemory(f"more than {_PARTS} parts of {part_bytes} bytes", key=key)

@@ -10,7 +10,7 @@ import logging
 import random
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import msgspec
@@ -35,11 +35,12 @@ log = logging.getLogger("feedrack.rdma")
 
 _FIRST_PAUSE_SECONDS = 1.0
 _LONGEST_PAUSE_SECONDS = 60.0
+_MOST_DOUBLINGS = 32
 # How long other threads wait for one that connects, from when it began to.
 _OTHERS_WAIT_SECONDS = 2.0
 # A gateway learns RDMA by being configured anew, other services never do.
 _NO_GATEWAY_SECONDS = 300.0
-_NODE_HEADER = "x-feedrack-node"
+NODE_HEADER = "x-feedrack-node"
 
 
 class Session:
@@ -52,10 +53,17 @@ class Session:
         # Which of the gateways behind one name it is with.
         self.node = node
         self.used_at = float("-inf")
+        # How many requests have a token of it. The link's lock guards it.
+        self.leases = 0
         # Whether anything was moved by it.
         self.proven = False
         self._pair = pair
         self._numbers = itertools.count()
+
+    def is_own(self, headers: Mapping[str, str]) -> bool:
+        """Whether an answer is the gateway's that this session is with: not one of a proxy, or of
+        another node behind the same name."""
+        return bool(self.node) and headers.get(NODE_HEADER) == self.node
 
     def token(self, memory: Memory) -> str:
         """A token for this memory, good for one request. VerbFailed."""
@@ -114,26 +122,34 @@ class Link:
 
     def lease(self, memory: Memory) -> Lease:
         """A token for this memory, on a session that stands. Where another thread is connecting,
-        it is waited for 2 seconds. NoRdma, and Unavailable where the endpoint does not even answer
-        who it is."""
+        it is waited for 2 seconds. To be given back. NoRdma, and Unavailable where the endpoint
+        does not even answer who it is."""
         session = self._standing()
         try:
             return Lease(session, session.token(memory))
-        except (VerbFailed, ValueError) as error:
-            raise NoRdma("memory", f"the memory cannot be registered: {error}") from error
+        except BaseException as error:
+            self._let_go(session)
+            if isinstance(error, (VerbFailed, ValueError)):
+                raise NoRdma("memory", f"the memory cannot be registered: {error}") from error
+            raise
+
+    def give_back(self, lease: Lease) -> None:
+        """Its request is over, however it ended. Until then the session does not rest."""
+        self._let_go(lease.session)
 
     def succeeded(self, lease: Lease) -> None:
         """A request moved by RDMA."""
         lease.session.proven = True
-        lease.session.used_at = self._now()
         self._failures = 0
 
     def declined(self, lease: Lease, headers: dict[str, str]) -> None:
         """The gateway did not know the token's session, or had no part in it."""
-        if headers.get(_NODE_HEADER, lease.session.node) != lease.session.node:
-            # Another one behind the same name; the session is none of its.
-            return
-        self.fence(lease, Cause("gateway", "the gateway has ended the session"))
+        why = "the gateway has ended the session"
+        if not lease.session.is_own(headers):
+            # Another one behind the same name. Whoever sent it there may have sent it to the
+            # session's own before, which is at the memory.
+            why = "another node answered: RDMA needs the address of one node"
+        self.fence(lease, Cause("gateway", why))
 
     def fence(self, lease: Lease, why: Cause) -> None:
         """Once this returns, the gateway neither reads nor writes any memory of this process's."""
@@ -169,13 +185,13 @@ class Link:
             with self._lock:
                 opened = self._device()
                 session = self._session
-                if session is not None and self._now() - session.used_at >= session.idle_seconds:
+                if session is not None and self._has_rested(session):
                     # The gateway has ended it by now.
                     self._session = None
                     session.end()
                     session = None
                 if session is not None:
-                    session.used_at = self._now()
+                    self._hold(session)
                     return session
                 attempt = self._attempt
                 if attempt is None:
@@ -210,11 +226,24 @@ class Link:
         with self._lock:
             if self._attempt is attempt:
                 self._session = session
-                session.used_at = self._now()
+                self._hold(session)
                 return session
         session.end()
         self._cancel(session.id)
         raise NoRdma("connect", "the client was closed meanwhile")
+
+    def _hold(self, session: Session) -> None:
+        session.used_at = self._now()
+        session.leases += 1
+
+    def _let_go(self, session: Session) -> None:
+        with self._lock:
+            session.leases -= 1
+            # The gateway counts from the end of a transfer, too.
+            session.used_at = self._now()
+
+    def _has_rested(self, session: Session) -> bool:
+        return not session.leases and self._now() - session.used_at >= session.idle_seconds
 
     def _connect(self, opened: Opened) -> Session:
         """Prepare, connect, ready. NoRdma."""
@@ -235,13 +264,15 @@ class Link:
             if isinstance(error, (*TROUBLE, VerbFailed)):
                 raise NoRdma("connect", f"not connected: {error!r}") from error
             raise
-        return Session(opened, pair, prepared, answer.headers.get(_NODE_HEADER, ""))
+        return Session(opened, pair, prepared, answer.headers.get(NODE_HEADER, ""))
 
     def _pause(self, trouble: Cause, *, proven: bool) -> None:
         """After a failure, how long not to connect: not at all where all had been well."""
         self._failures += 1
         self._trouble = trouble
-        longest = min(_LONGEST_PAUSE_SECONDS, _FIRST_PAUSE_SECONDS * 2 ** (self._failures - 1))
+        # A job that runs for days fails more often than a float has powers of two.
+        doubled = 2.0 ** min(self._failures - 1, _MOST_DOUBLINGS)
+        longest = min(_LONGEST_PAUSE_SECONDS, _FIRST_PAUSE_SECONDS * doubled)
         # Half of it by chance: a gateway's clients all lose it at the same moment.
         pause = longest * (0.5 + random.random() / 2)  # noqa: S311
         self._not_before = self._now() + (0.0 if proven and self._failures == 1 else pause)

@@ -5,6 +5,7 @@ registered is still good for HTTP, as long as the processor can reach it.
 """
 
 import ctypes
+import weakref
 import zlib
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Protocol, Self
@@ -21,6 +22,8 @@ CopyOut = Callable[[int, int], bytes]
 
 # What is copied at a time to and from memory that the processor cannot reach.
 _PIECE_BYTES = 4 * 1024**2
+# What an address can tell apart.
+_SPACE = 1 << 64
 
 
 class Readable(Protocol):
@@ -50,23 +53,31 @@ class Area:
         self.copy_in = copy_in
         self.copy_out = copy_out
         self._make = make
-        # Only ever added to while it is open, so that threads need no lock.
-        self._registered: list[tuple[Opened, Registration]] = []
+        # A device that was closed is forgotten with whoever had it open.
+        self._registered: weakref.WeakKeyDictionary[Opened, Registration] = (
+            weakref.WeakKeyDictionary()
+        )
 
     def registered(self, opened: Opened) -> Registration:
         """This memory as that device knows it. VerbFailed."""
-        for by, registration in self._registered:
-            if by is opened:
-                return registration
+        found = self._registered.get(opened)
+        if found is not None:
+            return found
+        # Threads that come at once each register it; one of theirs is kept.
         fresh = opened.register(self._make)
-        self._registered.append((opened, fresh))
-        return fresh
+        kept = self._registered.setdefault(opened, fresh)
+        if kept is not fresh:
+            opened.unregister(fresh)
+        return kept
 
     def close(self) -> None:
         """Ends its registrations. Safe to call twice."""
-        while self._registered:
-            opened, registration = self._registered.pop()
-            opened.unregister(registration)
+        # Taken at once: other threads may add to it meanwhile.
+        for reference in self._registered.keyrefs():
+            opened = reference()
+            registration = None if opened is None else self._registered.pop(opened, None)
+            if opened is not None and registration is not None:
+                opened.unregister(registration)
 
 
 class Memory:
@@ -179,7 +190,10 @@ def of_buffer(buffer: "WriteableBuffer") -> Memory:
 def of_address(
     address: int, size_bytes: int, copy: CopyIn | None = None, read: CopyOut | None = None
 ) -> Memory:
-    """Memory by its address. With `copy` or `read` the processor stays away from it itself."""
+    """Memory by its address. With `copy` or `read` the processor stays away from it itself.
+
+    WrongMemory."""
+    _check_place(address, size_bytes)
 
     def make(device: Device) -> Registration:
         return device.register_address(address, size_bytes, remote=True)
@@ -197,9 +211,15 @@ def of_dmabuf(
     copy: CopyIn | None = None,
     read: CopyOut | None = None,
 ) -> Memory:
-    """A part of a dma-buf, which the processor does not reach by itself."""
+    """A part of a dma-buf, which the processor does not reach by itself. WrongMemory."""
+    _check_place(offset, size_bytes)
 
     def make(device: Device) -> Registration:
         return device.register_dmabuf(descriptor, offset, size_bytes, remote=True)
 
     return Memory(Area(size_bytes, make, copy_in=copy, copy_out=read))
+
+
+def _check_place(start: int, size_bytes: int) -> None:
+    if start < 0 or size_bytes < 0 or start + size_bytes > _SPACE:
+        raise WrongMemory(f"there is no memory of {size_bytes} bytes from {start} on")

@@ -28,7 +28,7 @@ log = logging.getLogger("feedrack.rdma")
 UNSIGNED = "UNSIGNED-PAYLOAD"
 # Nothing of an answer comes before all is moved. Slower than that is as good as stuck.
 _SLOWEST_BYTES_A_SECOND = 16 * 1024**2
-_NODE_HEADER = "x-feedrack-node"
+_NO_BUFFER = "buffer for RDMA"
 _BYTES_NEEDED = re.compile(rb"<BytesNeeded>([0-9]{1,20})</BytesNeeded>")
 
 
@@ -104,6 +104,24 @@ class Mover:
         Raises NoRdma where it is to be asked again over HTTP, with the memory the caller's own; the
         errors of `feedrack.client.refusal`; WrongMemory where it is too small."""
         lease = self.link.lease(memory)
+        try:
+            with self._ask(lease, method, key, memory, query, headers, body, sha256) as moved:
+                yield moved
+        finally:
+            self.link.give_back(lease)
+
+    @contextmanager
+    def _ask(
+        self,
+        lease: Lease,
+        method: str,
+        key: str | None,
+        memory: Memory,
+        query: Query,
+        headers: Mapping[str, str] | None,
+        body: bytes,
+        sha256: str | None,
+    ) -> Iterator[Moved]:
         told = {**(headers or {}), TOKEN_HEADER: lease.token}
         refused: Answer | None = None
         moved = 0
@@ -123,10 +141,13 @@ class Mover:
                 reply = streamed.headers.get(REPLY_HEADER)
                 if streamed.status >= 300:
                     refused = Answer(streamed.status, streamed.headers, streamed.body.read())
-                    open_ended = not _settled(refused)
+                    open_ended = not _settled(refused, lease)
                 elif reply is None or reply == DECLINED:
-                    open_ended = False
                     self.link.declined(lease, streamed.headers)
+                    open_ended = False
+                    if reply is None and not _has_body(streamed):
+                        # Whether it moved, somebody on the way may have kept to themselves.
+                        raise NoRdma("gateway", "the answer says nothing of RDMA, and is empty")
                     yield Moved(streamed, None)
                     return
                 else:
@@ -160,11 +181,31 @@ class Mover:
         return refusal(answer, self.http.endpoint.bucket, key)
 
 
-def _settled(answer: Answer) -> bool:
-    """Whether the gateway itself says that it is through with the memory: not a proxy, which knows
-    nothing of it, and not where the gateway's own end broke."""
-    broken = said_of(answer).startswith("RDMATransferFailed")
-    return _NODE_HEADER in answer.headers and not broken
+def _settled(answer: Answer, lease: Lease) -> bool:
+    """Whether the session's own gateway says that it is through with the memory.
+
+    Not a proxy, which knows nothing of it, nor another node; not where the gateway's own end broke,
+    and not where the token was used before: then it went out twice, and the first may be at work.
+    Nor where it may not have looked at the token: it may have taken the one that came before.
+    """
+    if not lease.session.is_own(answer.headers) or answer.status == 403:
+        return False
+    code, _, message = said_of(answer).partition(": ")
+    if code == "SlowDown":
+        # Too many connections is said to whoever comes; this one to who has shown a token.
+        return _NO_BUFFER in message
+    if code == "InvalidRDMAToken":
+        # Only what was not used before is told how much memory it needs.
+        return _BYTES_NEEDED.search(answer.body) is not None
+    return code != "RDMATransferFailed"
+
+
+def _has_body(streamed: Streamed) -> bool:
+    """Whether there is one for sure; an object may be empty."""
+    length = streamed.headers.get("content-length", "")
+    if "transfer-encoding" in streamed.headers:
+        return True
+    return length.isascii() and length.isdigit() and int(length) > 0
 
 
 def _moved_bytes(streamed: Streamed, memory: Memory) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
 from feedrack.client import TROUBLE, Answer, refusal
-from feedrack.errors import RequestRefused, WrongMemory
+from feedrack.errors import RequestRefused, WrongAddress, WrongMemory
 from feedrack.rdma.memory import Memory
 from feedrack.rdma.moving import UNSIGNED, Mover, TransferOff
 from feedrack.rdma.opening import NoRdma
@@ -42,8 +42,8 @@ def get_object(
                 head = Answer(streamed.status, streamed.headers, b"")
                 try:
                     size_bytes = _receive(head, streamed.body, memory, key, byte_range)
-                except TROUBLE as error:
-                    raise NoRdma("gateway", f"declined, and broken off: {error!r}") from error
+                except (*TROUBLE, RequestRefused) as error:
+                    raise NoRdma("gateway", f"declined, and not to be had: {error!r}") from error
                 mover.fall_back(NoRdma("gateway", "the gateway declined"))
                 return _result(head, size_bytes, "gateway")
             _check_part(streamed.status, streamed.headers, byte_range, moved.size_bytes)
@@ -66,6 +66,8 @@ def put_object(
 ) -> Result:
     """Writes an object, or a part of an upload, of all of the memory."""
     crc32 = memory.crc32() if crc32 is None else crc32
+    if not 0 <= crc32 < 1 << 32:
+        raise WrongAddress(f"a CRC-32 is of 32 bits: {crc32}", key=key)
     told = {**headers, "x-amz-checksum-crc32": b64encode(crc32.to_bytes(4)).decode()}
     try:
         with mover.ask("PUT", key, memory, query=query, headers=told, sha256=UNSIGNED) as moved:

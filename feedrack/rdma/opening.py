@@ -11,7 +11,8 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import NamedTuple, Protocol
 
 from gateway.rdma import verbs
@@ -88,82 +89,168 @@ def tell_of_forks(one: Forked) -> None:
 
 
 class Opened:
-    """A device that one client has open, and what was registered with it. For any thread."""
+    """A device that one client has open, and what was registered with it. For any thread.
+
+    Once it is closed, and in a child, it refuses with VerbFailed: what libibverbs is asked of a
+    closed device is the end of the process."""
 
     def __init__(self, device: Device) -> None:
         self.process = os.getpid()
         self.name = device.name
         self._device = device
-        self._lock = threading.Lock()
-        self._registrations: set[Registration] = set()
         self._pairs: set[Pair] = set()
+        self._registrations: set[Registration] = set()
+        self._users = _Users()
         _opened.add(self)
         # What was never closed goes before the interpreter does, in the order that devices want.
         self._finalizer = weakref.finalize(
-            self, _end, self.process, device, self._registrations, self._pairs
+            self, _end, self._users, device, self._registrations, self._pairs
         )
 
     def register(self, make: Callable[[Device], Registration]) -> Registration:
         """Has memory registered that the peer may read and write. VerbFailed."""
         # Takes long, and is what several threads may do at once.
-        made = make(self._device)
-        self._registrations.add(made)
-        return made
+        with self._users.one_more():
+            made = make(self._device)
+            self._registrations.add(made)
+            return made
 
     def unregister(self, made: Registration) -> None:
         """Ends a registration, in the process that made it. Safe to call twice."""
-        if self.process == os.getpid() and made in self._registrations:
-            self._registrations.discard(made)
-            made.close()
+        if self.process != os.getpid():
+            return
+        try:
+            with self._users.one_more():
+                try:
+                    # Of several threads one takes it out.
+                    self._registrations.remove(made)
+                except KeyError:
+                    return
+                made.close()
+        except _Over:
+            # It ended with the device.
+            return
 
     def pair(self) -> Pair:
         """A queue pair whose peer may read and write what is registered. VerbFailed."""
-        with self._lock:
-            if not self._finalizer.alive:
-                raise VerbFailed("the device was closed")
+        with self._users.alone():
             pair = self._device.pair(depth=_DEPTH, remote=True)
             self._pairs.add(pair)
             return pair
 
     def connect(self, pair: Pair, peer: PairAddress) -> None:
         """As `Pair.connect`."""
-        with self._lock:
+        with self._users.alone():
             if pair not in self._pairs:
-                raise VerbFailed("the device was closed")
+                raise VerbFailed("the queue pair was ended")
             pair.connect(peer)
 
     def fence(self, pair: Pair) -> None:
         """Ends a queue pair: once this returns, its peer neither reads nor writes any memory here.
 
         Safe to call twice."""
-        with self._lock:
-            if self.process != os.getpid() or pair not in self._pairs:
-                return
-            try:
-                pair.fail()
-            except VerbFailed:
-                # Being destroyed stops as much.
-                log.debug("a queue pair could not be failed", exc_info=True)
-            pair.close()
-            self._pairs.discard(pair)
+        # Before any lock: a child's may be held for ever, by a thread that its parent alone has.
+        if self.process != os.getpid():
+            return
+        try:
+            with self._users.alone():
+                if pair not in self._pairs:
+                    return
+                try:
+                    pair.fail()
+                except VerbFailed:
+                    # Being destroyed stops as much.
+                    log.debug("a queue pair could not be failed", exc_info=True)
+                pair.close()
+                self._pairs.discard(pair)
+        except _Over:
+            # Whoever closed the device ended it, and we waited for them.
+            return
 
     def close(self) -> None:
-        """Ends the device with all that was registered, in the process that opened it."""
-        with self._lock:
-            self._finalizer()
+        """Ends the device with all that was registered, in the process that opened it. Waits for
+        those who are at it. Safe to call twice."""
+        if self.process == os.getpid():
+            # A second thread that closes it waits for the first.
+            with self._users.all_out:
+                self._finalizer()
 
     def leave_to_parent(self) -> None:
         """Keeps all of it from ever being ended by this process, a child."""
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self))
+        keep_for_ever(self)
 
 
-def _end(process: int, device: Device, registrations: set[Registration], pairs: set[Pair]) -> None:
-    if process == os.getpid():
-        while pairs:
-            pairs.pop().close()
-        while registrations:
-            registrations.pop().close()
-        device.close()
+class _Over(VerbFailed):
+    """The device was closed, or is a parent's."""
+
+
+class _Users:
+    """Those who are at a device, which must not be closed under them: many who register, beside
+    them one with the queue pairs, and at the end nobody but who closes it."""
+
+    def __init__(self) -> None:
+        self.process = os.getpid()
+        # Held by who is at the queue pairs, or closes. Taken before `_changed`. A finalizer may
+        # run wherever the thread is that holds it.
+        self.all_out = threading.RLock()
+        self._changed = threading.Condition()
+        self._registering = 0
+        self._over = False
+
+    @contextmanager
+    def one_more(self) -> Iterator[None]:
+        """The device does not end before the `with` does. VerbFailed once it has."""
+        self._check_process()
+        with self._changed:
+            if self._over:
+                raise _Over("the device was closed")
+            self._registering += 1
+        try:
+            yield
+        finally:
+            # A child's lock may be held for ever.
+            if self.process == os.getpid():
+                with self._changed:
+                    self._registering -= 1
+                    self._changed.notify_all()
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """As `one_more`, with nobody else at the queue pairs."""
+        self._check_process()
+        with self.all_out:
+            if self._over:
+                raise _Over("the device was closed")
+            yield
+
+    @contextmanager
+    def none(self) -> Iterator[None]:
+        """Nobody else is at the device, now and from now on."""
+        with self.all_out:
+            with self._changed:
+                self._over = True
+                while self._registering:
+                    self._changed.wait()
+            yield
+
+    def _check_process(self) -> None:
+        if self.process != os.getpid():
+            raise _Over("the device is the parent's")
+
+
+def keep_for_ever(thing: object) -> None:
+    """Has it outlive the interpreter, in a child that must not end what is its parent's."""
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
+
+
+def _end(users: _Users, device: Device, registrations: set[Registration], pairs: set[Pair]) -> None:
+    if users.process == os.getpid():
+        with users.none():
+            while pairs:
+                pairs.pop().close()
+            while registrations:
+                registrations.pop().close()
+            device.close()
 
 
 def _in_child() -> None:

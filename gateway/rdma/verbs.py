@@ -7,6 +7,7 @@ rdma-core; InfiniBand Architecture Specification 1.4, 9.7 and 10.3 for states an
 
 import ctypes
 import ipaddress
+import os
 import secrets
 import select
 import threading
@@ -31,8 +32,21 @@ _PORT_ACTIVE = 4
 _LINK_INFINIBAND = 1
 _POLLED = 64
 _CQ_ENTRIES = 16_384
-# One after the other: a new channel's descriptor is told by its being new.
-_finding = threading.Lock()
+
+
+class _Finding:
+    """One after the other: a new channel's descriptor is told by its being new."""
+
+    def __init__(self) -> None:
+        self.renew()
+
+    def renew(self) -> None:
+        """In a child, where a thread of its parent's may hold the lock for ever."""
+        self.lock = threading.Lock()
+
+
+_finding = _Finding()
+os.register_at_fork(after_in_child=_finding.renew)
 
 
 class _Library:
@@ -107,7 +121,7 @@ class VerbsDevice:
             self.port, attributes = self._find_port(port)
             self.gid_index, self.gid = self._find_gid(gid_index, attributes)
             self._domain = self._opened(library.pd.PD(self._context))
-            with _finding:
+            with _finding.lock:
                 before = _event_descriptors()
                 self._channel = self._opened(library.cq.CompChannel(self._context))
                 self.descriptor = _descriptor(self._channel, before)

@@ -16,7 +16,7 @@ import pytest
 
 from feedrack.client import Client as HttpClient
 from feedrack.endpoint import Access
-from feedrack.errors import MissingObject, Unavailable
+from feedrack.errors import MissingObject, Unavailable, WrongMemory
 from feedrack.rdma import Client, Result, opening
 from feedrack.rdma.link import Link
 from feedrack.rdma.memory import of_buffer
@@ -558,14 +558,33 @@ def test_a_client_that_is_closed_while_it_connects_keeps_no_session(
         assert client.get_into("k", memory).transport == "rdma"
 
 
-def test_another_gateway_behind_the_same_name_costs_no_session(fabric: Fabric) -> None:
-    other = {**told("501"), "x-feedrack-node": "n2"}
-    replies = iter([Reply(200, DATA, other), Reply(200, b"", told())])
+def test_another_gateway_behind_the_same_name_costs_the_session(fabric: Fabric) -> None:
+    """Whoever sent the token there may have sent it to the session's own gateway before."""
+    moved, other = Reply(200, b"", told()), {**told("501"), "x-feedrack-node": "n2"}
+    replies = iter([moved, Reply(200, DATA, other), moved])
     gateway = Gateway(fabric, lambda _: next(replies))
     with scripted(gateway) as endpoint, client_of(endpoint.url) as client:
         memory = client.register(bytearray(10))
-        assert client.get_into("k", memory).reason == "gateway"
         assert client.get_into("k", memory).transport == "rdma"
+        assert client.get_into("k", memory).reason == "gateway"
+        assert client._link._session is None
+        assert client.get_into("k", memory).transport == "rdma"
+        assert gateway.steps == ["prepare", "ready"] * 2
+
+
+def test_what_the_sessions_own_gateway_refuses_costs_no_session(fabric: Fabric) -> None:
+    small = b"<Code>InvalidRDMAToken</Code><BytesNeeded>11</BytesNeeded>"
+    busy = b"<Code>SlowDown</Code><Message>No buffer for RDMA came free in time.</Message>"
+    refusals = [(404, b"<Code>NoSuchKey</Code>"), (400, small), (503, busy)]
+    replies = (Reply(status, body, GATEWAY) for status, body in refusals)
+    gateway = Gateway(fabric, lambda _: next(replies))
+    with scripted(gateway) as endpoint, client_of(endpoint.url) as client:
+        memory = client.register(bytearray(10))
+        for error in (MissingObject, WrongMemory):
+            with pytest.raises(error):
+                client.get_into("k", memory)
+        assert client.get_into("k", memory).reason == "transfer"
+        assert client._link._session is not None
         assert gateway.steps == ["prepare", "ready"]
 
 
@@ -578,8 +597,18 @@ def test_a_session_that_rested_too_long_is_not_used_again(fabric: Fabric) -> Non
         memory = of_buffer(bytearray(10))
         first = link.lease(memory)
         clock[0] = 299.0
-        assert link.lease(memory).session is first.session
+        second = link.lease(memory)
+        assert second.session is first.session
+        link.give_back(first)
+        # What is in use does not rest, however long it takes.
         clock[0] = 600.0
+        third = link.lease(memory)
+        assert third.session is first.session
+        link.give_back(second)
+        link.give_back(third)
+        clock[0] = 899.0
+        link.give_back(link.lease(memory))
+        clock[0] = 1199.0
         assert link.lease(memory).session is not first.session
         link.close()
         http.close()

@@ -6,6 +6,7 @@ import mmap
 import os
 import threading
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -122,3 +123,31 @@ def test_a_dataset_reads_its_batches_by_rdma(node: RdmaNode) -> None:
         rdma = dataset._reader._rdma
         assert rdma is not None
         assert rdma.counts == (2, 2 * sum(map(len, objects.values())), {})
+
+
+def test_a_client_may_be_closed_while_its_threads_register_and_read(node: RdmaNode) -> None:
+    """What is asked of a closed device ends the process with a segmentation fault."""
+    node.put("c", b"12345" * 1000)
+    over = threading.Event()
+
+    def work() -> None:
+        while not over.is_set():
+            with shared.register(bytearray(5000)) as memory:
+                shared.get_into("c", memory)
+                assert memory.contents() == b"12345" * 1000
+
+    with (
+        Client("s3://train", endpoint_url=node.url, **OPTIONS) as shared,
+        ThreadPoolExecutor(3) as threads,
+    ):
+        working = [threads.submit(work) for _ in range(3)]
+        try:
+            for _ in range(10):
+                # Each time somebody has begun anew.
+                while shared._link._opened is None and not any(map(Future.done, working)):
+                    over.wait(0.01)
+                shared.close()
+        finally:
+            over.set()
+        for one in working:
+            one.result(60)
