@@ -17,7 +17,7 @@ import pytest
 from feedrack.client import Client as HttpClient
 from feedrack.endpoint import Access
 from feedrack.errors import WrongAddress, WrongMemory
-from feedrack.rdma import Result, opening
+from feedrack.rdma import opening
 from feedrack.rdma.arenas import BatchReader
 from feedrack.rdma.link import Link
 from feedrack.rdma.memory import of_buffer
@@ -386,29 +386,23 @@ def test_a_child_waits_for_no_lock_of_its_parents_threads(fabric: Fabric, at: st
     opened.close()
 
 
-def test_a_session_in_use_is_not_taken_for_one_that_rests(fabric: Fabric, tmp_path: Path) -> None:
-    with rdma_node(tmp_path, fabric, idle_seconds=1.0) as node:
-        data = os.urandom(4 * MIB)
-        node.put("big", data)
-        node.put("k", DATA)
-        with client_of(node.url) as client:
-            memory = client.register(bytearray(4 * MIB))
-            assert client.get_into("k", memory).transport == "rdma"
-
-            def slowly(_: object) -> None:
-                time.sleep(0.4)
-
-            fabric.on_move = slowly
-            results: list[Result] = []
-            thread = threading.Thread(target=lambda: results.append(client.get_into("big", memory)))
-            thread.start()
-            time.sleep(1.2)
-            other = client.register(bytearray(10))
-            client.get_into("k", other)
-            thread.join()
-            fabric.on_move = lambda _: None
-            assert memory.contents() == data
-            assert results[0].transport == "rdma"
+def test_a_session_in_use_is_not_taken_for_one_that_rests(fabric: Fabric, node: RdmaNode) -> None:
+    node.put("k", DATA)
+    with client_of(node.url) as client, client.register(bytearray(10)) as memory:
+        assert client.get_into("k", memory).transport == "rdma"
+        link, ahead = client._link, 0.0
+        link._now = lambda: time.monotonic() + ahead
+        in_use = link.lease(memory)
+        # Longer than any session rests, while that request is under way.
+        ahead = 10_000.0
+        another = link.lease(memory)
+        assert another.session is in_use.session
+        link.give_back(another)
+        link.give_back(in_use)
+        ahead = 20_000.0
+        fresh = link.lease(memory)
+        assert fresh.session is not in_use.session
+        link.give_back(fresh)
 
 
 def test_memory_forgets_devices_that_were_closed(fabric: Fabric, node: RdmaNode) -> None:
