@@ -158,8 +158,7 @@ class RdmaConfig(Section, frozen=True):
     depth: Annotated[int, Meta(ge=1, le=256)] = 16
     transfer_timeout_seconds: Annotated[float, Meta(gt=0)] = 30.0
     idle_seconds: Annotated[float, Meta(gt=0)] = 300.0
-    # Into which other nodes write what this one asks for, each as large as a chunk, at most 8 MiB.
-    # 0: nodes send to each other over HTTP.
+    # Other nodes write into them what is asked of them, a chunk each; 0: over HTTP alone.
     peer_buffers: Annotated[int, Meta(ge=0, le=1024)] = 8
 
 

@@ -7,16 +7,15 @@ rdma-core; InfiniBand Architecture Specification 1.4, 9.7 and 10.3 for states an
 
 import ctypes
 import ipaddress
-import os
 import secrets
 import select
-import threading
 from collections.abc import Sequence
 from enum import EnumType
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
 
+from gateway.rdma.channels import descriptor_of, event_descriptors, finding
 from gateway.rdma.device import Completion, RdmaUnavailable, VerbFailed
 from gateway.rdma.wire import MTUS, PairAddress
 
@@ -32,21 +31,6 @@ _PORT_ACTIVE = 4
 _LINK_INFINIBAND = 1
 _POLLED = 64
 _CQ_ENTRIES = 16_384
-
-
-class _Finding:
-    """One after the other: a new channel's descriptor is told by its being new."""
-
-    def __init__(self) -> None:
-        self.renew()
-
-    def renew(self) -> None:
-        """In a child, where a thread of its parent's may hold the lock for ever."""
-        self.lock = threading.Lock()
-
-
-_finding = _Finding()
-os.register_at_fork(after_in_child=_finding.renew)
 
 
 class _Library:
@@ -121,10 +105,10 @@ class VerbsDevice:
             self.port, attributes = self._find_port(port)
             self.gid_index, self.gid = self._find_gid(gid_index, attributes)
             self._domain = self._opened(library.pd.PD(self._context))
-            with _finding.lock:
-                before = _event_descriptors()
+            with finding.lock:
+                before = event_descriptors()
                 self._channel = self._opened(library.cq.CompChannel(self._context))
-                self.descriptor = _descriptor(self._channel, before)
+                self.descriptor = descriptor_of(self._channel, before)
             self.max_completions = min(_CQ_ENTRIES, int(self._context.query_device().max_cqe))
             self._queue = self._opened(
                 library.cq.CQ(self._context, self.max_completions, None, self._channel, 0)
@@ -434,29 +418,6 @@ def _closed(library: _Library, made: Any) -> None:
         made.close()
     except (library.Error, OSError) as error:
         raise VerbFailed(f"it cannot be closed: {error}") from error
-
-
-def _event_descriptors() -> set[int]:
-    """The open descriptors that are event channels of devices."""
-    found = set()
-    for each in Path("/proc/self/fd").iterdir():
-        try:
-            if "infinibandevent" in str(each.readlink()):
-                found.add(int(each.name))
-        except OSError:
-            continue
-    return found
-
-
-def _descriptor(channel: Any, before: set[int]) -> int:
-    """A channel's descriptor, which pyverbs tells from 59 on only."""
-    told = getattr(channel, "fd", None)
-    if told is not None:
-        return int(told)
-    fresh = _event_descriptors() - before
-    if len(fresh) != 1:
-        raise RdmaUnavailable(f"{len(fresh)} descriptors may be the completion channel's")
-    return fresh.pop()
 
 
 def _preference(kind: str, gid: str) -> tuple[bool, bool, bool]:

@@ -103,18 +103,18 @@ async def test_a_transfer_that_is_cut_is_over_soon() -> None:
     ends = Ends(transfer_timeout_seconds=30.0)
     await ends.server.start()
     session, _ = ends.connect()
-    transfer = ends.claim(session, 2 * MIB)
+    transfer = ends.claim(session, MIB)
     ends.fabric.held = True
 
     async def answer() -> None:
         try:
-            await transfer.write(bytes(2 * MIB))
+            await transfer.write(bytes(MIB))
             await transfer.finish()
         finally:
             await transfer.close()
 
     answering = asyncio.create_task(answer())
-    await ends.until(lambda: ends.fabric.posted == 3)
+    await ends.until(lambda: ends.fabric.posted == 2)
     answering.cancel()
     try:
         # What a queue pair that fails may take to settle is five seconds.

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from gateway.app import Node
 from gateway.config import Config
+from gateway.rdma.server import OpenDevice
 from gateway.s3.line import Line
 from gateway.s3.server import S3Server
 from gateway.s3.tunnel import Tunnels
@@ -16,8 +17,8 @@ from gateway.s3.tunnel_end import TunnelDoor, TunnelledConnection, tunnel_limits
 class TunnelledNode(Node):
     """Stands in for `Node`: what is held goes the fast lane here, everything else the tunnel."""
 
-    def __init__(self, config: Config) -> None:
-        super().__init__(config)
+    def __init__(self, config: Config, *, open_device: OpenDevice) -> None:
+        super().__init__(config, open_device=open_device)
         self._folder = tempfile.TemporaryDirectory(prefix="tunnel")
         self.path = str(Path(self._folder.name) / "keeper.sock")
         self.notes: list[bytes] = []
