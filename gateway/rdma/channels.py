@@ -1,5 +1,5 @@
-"""The file descriptor of a device's completion channel, which pyverbs tells from 59 on only: before,
-it is the one event channel that is open now and was not a moment ago."""
+"""The file descriptor of a device's completion channel, which pyverbs tells from 59 on only:
+before, it is the one event channel that is open now and was not a moment ago."""
 
 import os
 import threading
