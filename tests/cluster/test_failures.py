@@ -29,7 +29,9 @@ def standing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     """One fleet for all: each test has keys of its own, and leaves it whole."""
     if redis_server() is None:
         absent("redis", "redis-server is not installed")
-    with Fleet(tmp_path_factory.mktemp("fleet"), racks=RACKS) as fleet:
+    # What is believed here is to hold for as long as a slow machine takes.
+    believed = {"buckets": {"train": {"freshness_seconds": 3600}}}
+    with Fleet(tmp_path_factory.mktemp("fleet"), racks=RACKS, settings=believed) as fleet:
         yield fleet
 
 
