@@ -86,8 +86,12 @@ def lossy() -> Iterator[None]:
 
 
 def test_what_the_wire_loses_is_sent_again(client: Client, lossy: None) -> None:
-    there_and_back(client, 4 * MIB)
-    assert "dropped 0," not in run("tc", "-s", "qdisc", "show", "dev", CARD)
+    # Now and then none of so many packets is lost.
+    for _ in range(5):
+        there_and_back(client, 4 * MIB)
+        if "dropped 0," not in run("tc", "-s", "qdisc", "show", "dev", CARD):
+            return
+    pytest.fail("the wire has lost nothing")
 
 
 def test_a_wire_cut_midway_costs_the_session_and_no_bytes(client: Client) -> None:
