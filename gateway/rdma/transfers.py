@@ -59,7 +59,6 @@ class Transfer:
     ) -> None:
         self.token = token
         self._files = files
-        self._session = session
         self._line: Line = session.line
         self._pool = pool
         self._timeout_seconds = timeout_seconds

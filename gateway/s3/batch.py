@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import AsyncExitStack
 
-from gateway.errors import NoSuchBucket
+from gateway.errors import NoSuchBucket, S3Error
 from gateway.errors import NotImplemented as NotImplementedS3
 from gateway.s3.answer import Answer, Block, Piece
 from gateway.s3.batch_framing import Frames, Framing
@@ -59,6 +59,27 @@ async def open_batch(call: Call, stack: AsyncExitStack) -> tuple[BatchRequest, B
     return batch, reads
 
 
+class Failures:
+    """What stands in the places of a batch's objects that cannot be had."""
+
+    def __init__(self, batch: BatchRequest, bucket: str) -> None:
+        self._strict = batch.strict
+        self._bucket = bucket
+        self._told = False
+
+    def of(self, key: str, error: Exception) -> S3Error:
+        """The error of one object; raised where it is the answer to all of them."""
+        failure = s3_error(error)
+        if failure.status >= 500 and not self._told:
+            # Once: what ails one object here most likely ails all of them.
+            self._told = True
+            tell_failure(error, bucket=self._bucket, key=key)
+        if self._strict or isinstance(failure, NoSuchBucket):
+            failure.fields = {**failure.fields, "Key": key}
+            raise failure
+        return failure
+
+
 class BatchStream:
     """A batch's objects as they go out. `tier` is where the first byte of an object came from, as
     far as the first block has one; `served` counts their bytes by tier; `at_end` is closed with
@@ -67,14 +88,13 @@ class BatchStream:
     def __init__(self, reads: BatchReads, batch: BatchRequest, bucket: str) -> None:
         self._reads = reads
         self._batch = batch
-        self._bucket = bucket
         self._framing: Framing = Frames() if batch.format == "frames" else Tar()
         self.content_type = self._framing.content_type
         self.tier: str | None = None
         self.served: dict[str, int] = {}
         self.at_end = AsyncExitStack()
         self._failed = 0
-        self._told = False
+        self._failures = Failures(batch, bucket)
         self._blocks = self._run()
         self._first: Piece | None = None
 
@@ -156,13 +176,6 @@ class BatchStream:
 
     def _failure(self, position: int, key: str, error: Exception) -> bytes:
         """What stands in the place of an object that cannot be had."""
-        failure = s3_error(error)
-        if failure.status >= 500 and not self._told:
-            # Once: what ails one object here most likely ails all of them.
-            self._told = True
-            tell_failure(error, bucket=self._bucket, key=key)
-        if self._batch.strict or isinstance(failure, NoSuchBucket):
-            failure.fields = {**failure.fields, "Key": key}
-            raise failure
+        failure = self._failures.of(key, error)
         self._failed += 1
         return self._framing.failure(position, key, failure)

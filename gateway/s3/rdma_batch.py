@@ -6,7 +6,7 @@ from contextlib import AsyncExitStack
 
 import msgspec
 
-from gateway.errors import FeedrackError, NoSuchBucket, S3Error
+from gateway.errors import FeedrackError, S3Error
 from gateway.rdma.transfers import Transfer
 from gateway.rdma.wire import (
     MEMORY_FULL_CODE,
@@ -17,10 +17,9 @@ from gateway.rdma.wire import (
     Table,
 )
 from gateway.s3.answer import Answer
-from gateway.s3.batch import open_batch
+from gateway.s3.batch import Failures, open_batch
 from gateway.s3.batch_request import BatchRequest
 from gateway.s3.call import Call
-from gateway.s3.refusals import s3_error, tell_failure
 from gateway.store.batch import BatchReads
 from gateway.store.reading import ReadAnswer
 from gateway.tiers.protocol import FileRegion
@@ -61,8 +60,7 @@ class _Writing:
         self._batch = batch
         self._reads = reads
         self._transfer = transfer
-        self._bucket = bucket
-        self._told = False
+        self._failures = Failures(batch, bucket)
         self.rows: list[Row] = []
         self.failed = 0
         self.tier: str | None = None
@@ -124,14 +122,7 @@ class _Writing:
         )
 
     def _fail(self, key: str, error: Exception, offset: int) -> None:
-        failure = s3_error(error)
-        if failure.status >= 500 and not self._told:
-            # Once: what ails one object here most likely ails all of them.
-            self._told = True
-            tell_failure(error, bucket=self._bucket, key=key)
-        if self._batch.strict or isinstance(failure, NoSuchBucket):
-            failure.fields = {**failure.fields, "Key": key}
-            raise failure
+        failure = self._failures.of(key, error)
         self.failed += 1
         self.rows.append(_failed_row(failure, offset))
 
