@@ -104,7 +104,7 @@ class Client:
             for url in endpoints
         ]
 
-    async def run(self, until: Callable[[], bool]) -> None:
+    async def run(self, ends: float) -> None:
         turns: list[tuple[Callable[[int, str], Awaitable[None]], int]] = [
             (self.get, 45),
             (self.get_range, 8),
@@ -114,7 +114,7 @@ class Client:
             (self.list, 11),
         ]
         does, weights = zip(*turns, strict=True)
-        while not until():
+        while time.monotonic() <= ends:
             [do] = self._chance.choices(does, weights)
             await do(self._some_node(), self._chance.choice(self._keys))
             await asyncio.sleep(self._chance.random() * _PAUSE_SECONDS)
