@@ -30,8 +30,15 @@ class TooBusy(GatewaysUnavailable):
     """They take no more prefetches for now."""
 
 
+class NobodyServes(GatewaysUnavailable):
+    """A rack that is to be warmed has no node that serves just now; it may come back."""
+
+
 class Refused(GatewaysUnavailable):
     """What was asked for is nothing they know, such as a bucket; asking again is no use."""
+
+
+_REFUSALS = {400: Refused, 404: Refused, 409: NobodyServes}
 
 
 class Progress(Struct, frozen=True):
@@ -120,7 +127,7 @@ class Gateways:
     async def prefetch(
         self, dataset: Dataset, racks: Sequence[str], *, job: str, priority: int
     ) -> str:
-        """Asks for the dataset in these racks; its id. TooBusy."""
+        """Asks for the dataset in these racks; its id. TooBusy, NobodyServes."""
         asked = {"dataset": _url(dataset), "racks": racks, "job": job, "priority": priority}
         return (await self._ask("POST", "/v1/prefetch", _Created, body=asked)).id
 
@@ -153,7 +160,7 @@ class Gateways:
         for url in list(self._urls):
             try:
                 answer = await self._ask_one(method, url + path, kind, params, body, gone)
-            except (Refused, TooBusy):
+            except (NobodyServes, Refused, TooBusy):
                 raise
             except GatewaysUnavailable as error:
                 problem = error
@@ -190,7 +197,7 @@ class Gateways:
             raise TooBusy(f"{url}: no more prefetches for now")
         elif answer.status not in (200, 202):
             said = raw[:200].decode("utf-8", "replace").strip()
-            kind_of_error = Refused if answer.status in (400, 404) else GatewaysUnavailable
+            kind_of_error = _REFUSALS.get(answer.status, GatewaysUnavailable)
             raise kind_of_error(f"{url}: {answer.status} {said}")
         try:
             return msgspec.json.decode(raw, type=kind)

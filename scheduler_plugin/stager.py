@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from scheduler_plugin.dataset import Dataset
-from scheduler_plugin.gateways import Gateways, Refused, TooBusy
+from scheduler_plugin.gateways import Gateways, NobodyServes, Refused, TooBusy
 from scheduler_plugin.hints import Hint, hint_of
 from scheduler_plugin.slurm.model import Job
 from scheduler_plugin.warmer import Warmer
@@ -77,8 +77,8 @@ class Stager:
             try:
                 rack = self._rack_for(dataset, hint, racks)
                 id_ = await self._warmer.stage(job, dataset, [rack])
-            except TooBusy:
-                # It has its turn.
+            except (NobodyServes, TooBusy):
+                # It has its turn, in the time that the job gives it.
                 parts.append(0.0)
                 continue
             if id_ is None:

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from scheduler_plugin.config import WarmingConfig
 from scheduler_plugin.dataset import Dataset
-from scheduler_plugin.gateways import Gateways, Refused, TooBusy
+from scheduler_plugin.gateways import Gateways, NobodyServes, Refused, TooBusy
 from scheduler_plugin.ranking_file import Readers
 from scheduler_plugin.readers import find_user_and_group
 from scheduler_plugin.slurm.model import Job
@@ -17,8 +17,9 @@ from scheduler_plugin.warming import Ask, Asked, Cancel, Hasten, Key, due, plan
 
 log = structlog.get_logger()
 
-# One that is refused is not asked for again before this.
+# One that is refused is not asked for again before this; nor a rack where nobody serves.
 _REFUSED_SECONDS = 300.0
+_DESERTED_SECONDS = 15.0
 # Of what a job is held for: before what others will want, after what some read already.
 STAGED_PRIORITY = 950
 
@@ -44,6 +45,7 @@ class Warmer:
         self._monotonic = monotonic
         self._asked: dict[Key, Asked] = {}
         self._refused: dict[Dataset, float] = {}
+        self._deserted: dict[str, float] = {}
         self._users: dict[str, tuple[int, int] | None] = {}
         self._may: dict[Dataset, Readers] = {}
 
@@ -53,8 +55,9 @@ class Warmer:
         if not self._config.enabled:
             return
         await self._find_users(jobs)
-        since = self._monotonic() - _REFUSED_SECONDS
-        self._refused = {each: at for each, at in self._refused.items() if at > since}
+        now = self._monotonic()
+        self._refused = {each: until for each, until in self._refused.items() if until > now}
+        self._deserted = {rack: until for rack, until in self._deserted.items() if until > now}
         ahead, again = self._config.ahead_seconds, self._config.again_seconds
         wall = self._now()
         datasets = due(jobs, ahead_seconds=ahead, again_seconds=again, wall=wall)
@@ -81,7 +84,7 @@ class Warmer:
 
     async def stage(self, job: Job, dataset: Dataset, racks: Sequence[str]) -> str | None:
         """Has a dataset brought into these racks for a job that waits for that; the prefetch's id,
-        None where it cannot be. TooBusy, GatewaysUnavailable."""
+        None where it cannot be. TooBusy, NobodyServes, GatewaysUnavailable."""
         key = (dataset, racks[0])
         asked = self._asked.get(key)
         if asked is None or job.id not in asked.jobs:
@@ -96,6 +99,8 @@ class Warmer:
                 await self._hasten(Hasten(asked.id, job.id, STAGED_PRIORITY))
             else:
                 await self._ask(Ask(dataset, tuple(racks), job.id, STAGED_PRIORITY))
+                if key not in self._asked and racks[0] in self._deserted:
+                    raise NobodyServes(f"nobody of rack {racks[0]!r} serves just now")
         else:
             # Asked for in good time, where Slurm plans to start it.
             await self._hasten(Hasten(asked.id, job.id, STAGED_PRIORITY))
@@ -112,20 +117,29 @@ class Warmer:
         return True
 
     async def _ask(self, step: Ask) -> None:
+        """One prefetch for all the racks; one each where some of them have nobody who serves."""
         now = self._monotonic()
-        if now - self._refused.get(step.dataset, -_REFUSED_SECONDS) < _REFUSED_SECONDS:
+        racks = tuple(rack for rack in step.racks if self._deserted.get(rack, now) <= now)
+        if not racks or self._refused.get(step.dataset, now) > now:
             return
         try:
             id_ = await self._gateways.prefetch(
-                step.dataset, step.racks, job=str(step.job), priority=step.priority
+                step.dataset, racks, job=str(step.job), priority=step.priority
             )
         except Refused as error:
             log.info("not warmed", dataset=step.dataset.text, job=step.job, reason=str(error))
-            self._refused[step.dataset] = now
-            return
-        log.info("warming", dataset=step.dataset.text, racks=step.racks, job=step.job, prefetch=id_)
-        asked = Asked(id_, frozenset({step.job}), now, step.priority)
-        self._asked |= {(step.dataset, rack): asked for rack in step.racks}
+            self._refused[step.dataset] = now + _REFUSED_SECONDS
+        except NobodyServes as error:
+            if len(racks) > 1:
+                for rack in racks:
+                    await self._ask(replace(step, racks=(rack,)))
+                return
+            log.info("not warmed yet", dataset=step.dataset.text, job=step.job, reason=str(error))
+            self._deserted[racks[0]] = now + _DESERTED_SECONDS
+        else:
+            log.info("warming", dataset=step.dataset.text, racks=racks, job=step.job, prefetch=id_)
+            asked = Asked(id_, frozenset({step.job}), now, step.priority)
+            self._asked |= {(step.dataset, rack): asked for rack in racks}
 
     async def _hasten(self, step: Hasten) -> None:
         keys = [key for key, each in self._asked.items() if each.id == step.id]

@@ -7,7 +7,7 @@ import msgspec
 from aiohttp import web
 
 from gateway.cluster.jobs import TooManyJobs
-from gateway.cluster.warming import BadPrefetch, check_priority, read_asked
+from gateway.cluster.warming import BadPrefetch, NobodyServes, check_priority, read_asked
 from gateway.errors import NoSuchBucket, S3Error, TierUnavailable
 from gateway.store.prefetch import Prefetcher
 
@@ -68,6 +68,8 @@ def _answering(handler: Handler) -> Handler:
             return await handler(request)
         except BadPrefetch as error:
             return _json({"error": str(error)}, status=400)
+        except NobodyServes as error:
+            return _json({"error": str(error)}, status=409)
         except TooManyJobs as error:
             return _json({"error": str(error)}, status=429)
         except NoSuchBucket as error:

@@ -31,6 +31,10 @@ class BadPrefetch(ValueError):  # noqa: N818 - named as the other refusals are
     """What was asked for cannot be understood; the message says why."""
 
 
+class NobodyServes(Exception):  # noqa: N818 - named as the other refusals are
+    """A rack or node that is to be warmed has nobody who serves just now; it may come back."""
+
+
 class Asked(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """The document of `POST /v1/prefetch`."""
 

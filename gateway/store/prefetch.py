@@ -16,9 +16,9 @@ from gateway.cluster.jobs import Claim, Jobs, Page, Walk
 from gateway.cluster.members import Member, Members
 from gateway.cluster.placement import homes
 from gateway.cluster.warming import (
-    BadPrefetch,
     Found,
     Item,
+    NobodyServes,
     Progress,
     Spec,
     decode_item,
@@ -91,7 +91,7 @@ class Prefetcher:
 
     # What the operator asks for
     async def create(self, spec: Spec, priority: int) -> str:
-        """A job's id. BadPrefetch, TooManyJobs, NoSuchBucket, TierUnavailable."""
+        """A job's id. NobodyServes, TooManyJobs, NoSuchBucket, TierUnavailable."""
         known = self._serving()
         for kind, names, there in (
             ("rack", spec.racks, {each.rack for each in known}),
@@ -99,7 +99,7 @@ class Prefetcher:
         ):
             for name in names:
                 if name not in there:
-                    raise BadPrefetch(f"there is no {kind} {name!r} in the cluster")
+                    raise NobodyServes(f"nobody of {kind} {name!r} serves just now")
         for bucket in {spec.bucket, *(bucket for bucket, _ in spec.keys)} - {""}:
             await self._service.head_bucket(bucket)
         if not spec.racks and not spec.nodes:

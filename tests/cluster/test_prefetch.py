@@ -181,8 +181,8 @@ def test_what_a_job_is_to_have_is_asked_by_its_name(single: GatewayProcess) -> N
 @pytest.mark.parametrize(
     ("document", "status"),
     [
-        ({"dataset": "s3://bucket/", "racks": ["r9"]}, 400),
-        ({"dataset": "s3://bucket/", "nodes": ["n9"]}, 400),
+        ({"dataset": "s3://bucket/", "racks": ["r9"]}, 409),
+        ({"dataset": "s3://bucket/", "nodes": ["n9"]}, 409),
         ({"dataset": "nothing"}, 400),
         ({"dataset": "s3://no-such-bucket/"}, 404),
     ],

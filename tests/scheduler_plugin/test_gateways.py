@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from scheduler_plugin.dataset import parse_dataset
-from scheduler_plugin.gateways import Gateways, GatewaysUnavailable, Refused, TooBusy
+from scheduler_plugin.gateways import Gateways, GatewaysUnavailable, NobodyServes, Refused, TooBusy
 
 IMAGENET = parse_dataset("s3://train/imagenet")
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -128,7 +128,14 @@ async def test_nobody_is_sent_elsewhere_with_the_token() -> None:
 
 
 @pytest.mark.parametrize(
-    ("status", "kind"), [(404, Refused), (400, Refused), (429, TooBusy), (503, GatewaysUnavailable)]
+    ("status", "kind"),
+    [
+        (404, Refused),
+        (400, Refused),
+        (409, NobodyServes),
+        (429, TooBusy),
+        (503, GatewaysUnavailable),
+    ],
 )
 async def test_refusals_are_told_apart(status: int, kind: type[Exception]) -> None:
     async with admin_port(answering(b"{}", status)) as url, Gateways([url], "t") as gateways:

@@ -23,11 +23,13 @@ from tests.scheduler_plugin.test_gateways import admin_port
 
 class Admin:
     """An admin port with room for `room` prefetches; `asked` has those asked for, `changed` how
-    urgent they became later."""
+    urgent they became later. Nobody serves in the racks of `deserted`; `racks` were taken."""
 
     def __init__(self, room: int) -> None:
         self.room = room
         self.asked: list[str] = []
+        self.deserted: set[str] = set()
+        self.racks: list[list[str]] = []
         self.changed: list[int] = []
 
     async def answer(self, request: web.Request) -> web.Response:
@@ -38,14 +40,25 @@ class Admin:
             return web.json_response(
                 {"state": "running", "listed": True, "bytes": {"found": 10, "done": 5}}
             )
-        self.asked.append(msgspec.json.decode(await request.read())["dataset"])
+        document = msgspec.json.decode(await request.read())
+        self.asked.append(document["dataset"])
         if len(self.asked) > self.room:
             return web.Response(status=429)
+        if self.deserted.intersection(document["racks"]):
+            return web.Response(status=409)
+        self.racks.append(document["racks"])
         return web.json_response({"id": f"p{len(self.asked)}"}, status=202)
 
 
 @pytest.fixture
-async def everything(tmp_path: Path, room: int) -> AsyncIterator[tuple[Admin, Warmer, Stager]]:
+def clock() -> list[float]:
+    return [1000.0]
+
+
+@pytest.fixture
+async def everything(
+    tmp_path: Path, room: int, clock: list[float]
+) -> AsyncIterator[tuple[Admin, Warmer, Stager]]:
     async with AsyncExitStack() as stack:
         admin = Admin(room)
         url = await stack.enter_async_context(admin_port(admin.answer))
@@ -54,7 +67,13 @@ async def everything(tmp_path: Path, room: int) -> AsyncIterator[tuple[Admin, Wa
         async def readers(_: Dataset) -> Readers:
             return Readers(everybody=True)
 
-        warmer = Warmer(WarmingConfig(), gateways, rack_of=lambda _: "r1", readers=readers)
+        warmer = Warmer(
+            WarmingConfig(),
+            gateways,
+            rack_of=lambda host: f"r{host[1:]}",
+            readers=readers,
+            monotonic=lambda: clock[0],
+        )
         stager = Stager(tmp_path, gateways, warmer, rack_of=lambda _: None, racks=lambda: ["r1"])
         yield admin, warmer, stager
 
@@ -131,6 +150,38 @@ async def test_where_there_is_no_more_room_the_others_are_not_asked_for(
     admin, warmer, _ = everything
     await warmer.look([job(number, f"d{number}", staged=False) for number in range(50)])
     assert len(admin.asked) == 3
+
+
+@pytest.mark.parametrize("room", [100])
+async def test_a_rack_that_nobody_serves_is_warmed_once_it_is_back_and_the_others_meanwhile(
+    everything: tuple[Admin, Warmer, Stager], clock: list[float]
+) -> None:
+    admin, warmer, _ = everything
+    admin.deserted = {"r2"}
+    wide = replace(job(1, "imagenet", staged=False), hosts=("n1", "n2", "n3"))
+    await warmer.look([wide])
+    assert admin.racks == [["r1"], ["r3"]]
+    admin.deserted.clear()
+    await warmer.look([wide])
+    assert admin.racks == [["r1"], ["r3"]], "asked for again without end"
+    clock[0] += 20
+    await warmer.look([wide])
+    assert admin.racks == [["r1"], ["r3"], ["r2"]]
+
+
+@pytest.mark.parametrize("room", [100])
+async def test_a_job_is_held_while_nobody_serves_the_rack_it_is_staged_into(
+    everything: tuple[Admin, Warmer, Stager], tmp_path: Path, clock: list[float]
+) -> None:
+    admin, _, stager = everything
+    admin.deserted = {"r1"}
+    for _ in range(2):
+        await stager.look([job(1, "imagenet", staged=True)])
+        assert told(tmp_path, 1) == ["0.0000"]
+    admin.deserted.clear()
+    clock[0] += 20
+    await stager.look([job(1, "imagenet", staged=True)])
+    assert told(tmp_path, 1) == ["0.5000"]
 
 
 def told(folder: Path, *ids: int) -> Sequence[str]:
