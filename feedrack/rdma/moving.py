@@ -28,7 +28,6 @@ log = logging.getLogger("feedrack.rdma")
 UNSIGNED = "UNSIGNED-PAYLOAD"
 # Nothing of an answer comes before all is moved. Slower than that is as good as stuck.
 _SLOWEST_BYTES_A_SECOND = 16 * 1024**2
-_NO_BUFFER = "buffer for RDMA"
 _BYTES_NEEDED = re.compile(rb"<BytesNeeded>([0-9]{1,20})</BytesNeeded>")
 
 
@@ -182,22 +181,13 @@ class Mover:
 
 
 def _settled(answer: Answer, lease: Lease) -> bool:
-    """Whether the session's own gateway says that it is through with the memory.
+    """Whether the session's own gateway says that it took the token and is through with the memory.
 
-    Not a proxy, which knows nothing of it, nor another node; not where the gateway's own end broke,
-    and not where the token was used before: then it went out twice, and the first may be at work.
-    Nor where it may not have looked at the token: it may have taken the one that came before.
+    It does not where its own end broke, where it never looked at the token, or where the token was
+    used before: then it went out twice, and the first may be at work. What a proxy says, or another
+    node, tells nothing of the memory.
     """
-    if not lease.session.is_own(answer.headers) or answer.status == 403:
-        return False
-    code, _, message = said_of(answer).partition(": ")
-    if code == "SlowDown":
-        # Too many connections is said to whoever comes; this one to who has shown a token.
-        return _NO_BUFFER in message
-    if code == "InvalidRDMAToken":
-        # Only what was not used before is told how much memory it needs.
-        return _BYTES_NEEDED.search(answer.body) is not None
-    return code != "RDMATransferFailed"
+    return lease.session.is_own(answer.headers) and REPLY_HEADER in answer.headers
 
 
 def _has_body(streamed: Streamed) -> bool:

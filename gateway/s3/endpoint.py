@@ -149,7 +149,7 @@ class Endpoint:
         if handler is None:
             raise NotImplementedS3(fields={"Operation": call.operation.name})
         if self._rdma.concerns(call):
-            return await self._rdma.answer(call, handler, relayed=writes is not None)
+            return await self._rdma.answer(call, handler, record, relayed=writes is not None)
         return await handler(call)
 
     async def _send_failure(self, exchange: Exchange, record: Record, failure: S3Error) -> None:

@@ -47,6 +47,7 @@ from gateway.s3.answer import Answer, empty_answer
 from gateway.s3.call import Call
 from gateway.s3.headers import announced_checksums
 from gateway.s3.rdma_batch import write_batch
+from gateway.s3.record import Record
 from gateway.telemetry.metrics import Metrics
 from gateway.tiers.protocol import FileRegion
 
@@ -78,8 +79,12 @@ class RdmaFace:
             self._metrics.rdma_fallbacks.labels(known).inc()
         return TOKEN_HEADER in call.head.fields and call.operation.name in _MOVED
 
-    async def answer(self, call: Call, handler: Handler, *, relayed: bool) -> Answer:
+    async def answer(
+        self, call: Call, handler: Handler, record: Record, *, relayed: bool
+    ) -> Answer:
         """The answer to a request with a token. `relayed`: an origin answers it, over HTTP alone.
+        Once this returns or raises nothing touches the client's memory any more; `record` says
+        so, unless the transfer broke off.
 
         AccessDenied, InvalidRDMAToken, RDMATransferFailed, and what the handler raises.
         """
@@ -89,6 +94,7 @@ class RdmaFace:
             if transfer is not None:
                 await transfer.close()
             return await self._decline(call, handler)
+        record.settled = True
         try:
             if name in _WRITES:
                 answer = await _read_in(call, handler, transfer)
@@ -104,16 +110,16 @@ class RdmaFace:
         except NoBuffer as error:
             self._metrics.rdma_transfers.labels(name, "failed").inc()
             raise SlowDown("No buffer for RDMA came free in time.") from error
-        except TransferFailed as error:
+        except (TransferFailed, RDMATransferFailed) as error:
+            record.settled = False
             self._metrics.rdma_transfers.labels(name, "failed").inc()
-            raise RDMATransferFailed(f"The RDMA transfer failed: {error}.") from error
-        except RDMATransferFailed:
-            self._metrics.rdma_transfers.labels(name, "failed").inc()
+            if isinstance(error, TransferFailed):
+                raise _broke_off(error) from error
             raise
         finally:
             await transfer.close()
         self._metrics.rdma_transfers.labels(name, "moved").inc()
-        moved_bytes = int(answer.headers[TRANSFERRED_HEADER])
+        record.rdma_bytes = moved_bytes = int(answer.headers[TRANSFERRED_HEADER])
         self._metrics.rdma_bytes.labels(name).inc(moved_bytes)
         self._metrics.rdma_copied_bytes.labels(name).inc(transfer.copied_bytes)
         return answer
@@ -184,7 +190,7 @@ class _MemoryStream:
             raise SlowDown("No buffer for RDMA came free in time.") from error
         except TransferFailed as error:
             # What reads a body knows what to do with an S3 error: keep nothing.
-            raise RDMATransferFailed(f"The RDMA transfer failed: {error}.") from error
+            raise _broke_off(error) from error
 
 
 async def _read_in(call: Call, handler: Handler, transfer: Transfer) -> Answer:
@@ -221,6 +227,10 @@ async def _write_out(call: Call, handler: Handler, transfer: Transfer) -> Answer
     if moved_bytes != length_bytes:
         raise TierUnavailable(f"{moved_bytes} of {length_bytes} bytes came")
     return _moved(answer, moved_bytes)
+
+
+def _broke_off(error: TransferFailed) -> RDMATransferFailed:
+    return RDMATransferFailed(f"The RDMA transfer failed: {error}.")
 
 
 def _moved(answer: Answer, size_bytes: int) -> Answer:

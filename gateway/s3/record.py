@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 from msgspec import Struct
 
+from gateway.rdma.wire import REPLY_HEADER
 from gateway.s3.answer import Answer
 from gateway.s3.operation import Operation
 from gateway.telemetry.requests import RequestRecord, RequestReporter
@@ -31,6 +32,9 @@ class Record(Struct):
     served: Mapping[str, int] = {}
     broken: str | None = None
     past_packs: bool = False
+    # An RDMA token was taken, and nothing touches its memory any more; how much moved.
+    settled: bool = False
+    rdma_bytes: int | None = None
 
 
 class Recorder:
@@ -60,6 +64,8 @@ class Recorder:
             headers["x-feedrack-tier"] = answer.tier
         if record.past_packs:
             headers[PACKS_HEADER] = BYPASS
+        if record.settled:
+            headers[REPLY_HEADER] = str(answer.status)
         answer.headers = headers
         return answer
 
@@ -82,5 +88,6 @@ class Recorder:
                 remote,
                 record.broken,
                 record.served,
+                record.rdma_bytes,
             )
         )

@@ -26,7 +26,7 @@ class RequestRecord(Struct):
 
     `bytes_in` and `bytes_out` are the bodies'; `served` is the bytes of an object sent, by tier;
     `seconds` the time from the head to the answer's last byte; `broken` says why an answer that
-    had begun did not end.
+    had begun did not end; `rdma_bytes` are those that moved by RDMA, and are in no body.
     """
 
     operation: str = "Unknown"
@@ -43,6 +43,7 @@ class RequestRecord(Struct):
     remote: str = ""
     broken: str | None = None
     served: Mapping[str, int] = {}
+    rdma_bytes: int | None = None
 
 
 class _Line(Struct, gc=False):
@@ -61,6 +62,7 @@ class _Line(Struct, gc=False):
     request_id: str
     remote: str
     broken: str | UnsetType
+    rdma_bytes: int | UnsetType
 
 
 class RequestReporter:
@@ -146,6 +148,7 @@ def _line(record: RequestRecord) -> _Line:
         record.request_id,
         record.remote,
         UNSET if record.broken is None else record.broken,
+        UNSET if record.rdma_bytes is None else record.rdma_bytes,
     )
 
 

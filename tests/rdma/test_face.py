@@ -2,6 +2,7 @@
 refused."""
 
 import hashlib
+import json
 import os
 import zlib
 from base64 import b64encode
@@ -16,6 +17,7 @@ from gateway.rdma.wire import FALLBACK_HEADER, REPLY_HEADER, TRANSFERRED_HEADER,
 from tests.rdma.raw import RawClient
 from tests.rdma.soft import Fabric, SoftDevice
 from tests.s3.running import RESTRICTED, Running, running
+from tests.tiers.cached import until
 
 MIB = 1024**2
 
@@ -96,6 +98,26 @@ async def test_a_range_lands_at_the_beginning_of_the_memory(
     assert client.memory[:MIB] == data[100 : MIB + 100]
 
 
+async def test_the_log_tells_what_moved(
+    client: RawClient, node: Running, capfd: pytest.CaptureFixture[str]
+) -> None:
+    put(node, "k", os.urandom(5000))
+    await client.move("GET", "/train/k")
+    await client.move("HEAD", "/train/k")
+    text = ""
+
+    def both_are_there() -> bool:
+        nonlocal text
+        text += capfd.readouterr().err
+        return text.count('"key":"k"') == 2
+
+    await until(both_are_there)
+    lines = [json.loads(line) for line in text.splitlines()]
+    moved, other = [line for line in lines if line.get("key") == "k"]
+    assert (moved["rdma_bytes"], moved["bytes_out"]) == (5000, 0)
+    assert "rdma_bytes" not in other
+
+
 async def test_a_head_answers_as_any_head(client: RawClient, node: Running) -> None:
     put(node, "k", b"12345")
     reply = await client.move("HEAD", "/train/k")
@@ -109,9 +131,11 @@ async def test_a_head_answers_as_any_head(client: RawClient, node: Running) -> N
 async def test_what_is_not_there_is_an_error_over_http(client: RawClient, node: Running) -> None:
     reply = await client.move("GET", "/train/none")
     assert (reply.status, reply.code) == (404, "NoSuchKey")
+    assert reply.headers[REPLY_HEADER] == "404"
     put(node, "k", b"x")
     etag = (await client.move("GET", "/train/k")).headers["etag"]
-    assert (await client.move("GET", "/train/k", {"if-none-match": etag})).status == 304
+    reply = await client.move("GET", "/train/k", {"if-none-match": etag})
+    assert (reply.status, reply.headers[REPLY_HEADER]) == (304, "304")
 
 
 async def test_memory_that_is_too_small_is_refused_untouched(
@@ -121,6 +145,7 @@ async def test_memory_that_is_too_small_is_refused_untouched(
     reply = await client.move("GET", "/train/k", token=client.token(4999))
     assert (reply.status, reply.code) == (400, "InvalidRDMAToken")
     assert b"<BytesNeeded>5000</BytesNeeded>" in reply.body
+    assert reply.headers[REPLY_HEADER] == "400"
     assert not any(client.memory[:])
     assert (await client.move("GET", "/train/k", token=client.token(5000))).status == 200
 
@@ -298,6 +323,8 @@ async def test_a_token_is_good_once(client: RawClient, node: Running) -> None:
     client.memory[:5] = b"-----"
     reply = await client.move("GET", "/train/k", token=token)
     assert (reply.status, reply.code) == (400, "InvalidRDMAToken")
+    # The first request may be at the memory still.
+    assert REPLY_HEADER not in reply.headers
     assert client.memory[:5] == b"-----"
 
 
@@ -370,6 +397,7 @@ async def test_a_transfer_that_fails_ends_its_session(
     client.region.close()
     reply = await client.move("GET", "/train/k")
     assert (reply.status, reply.code) == (500, "RDMATransferFailed")
+    assert REPLY_HEADER not in reply.headers
     assert counted(node, "rdma_sessions") == 0
     # Connected anew, it goes on.
     client.region = client.device.register(memoryview(client.memory), remote=True)

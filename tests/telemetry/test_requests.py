@@ -39,6 +39,7 @@ RECORDS = st.builds(
     remote=TEXT,
     broken=st.none() | TEXT,
     served=st.dictionaries(st.sampled_from(["disk", "origin"]), st.integers(0, 1 << 40)),
+    rdma_bytes=st.none() | st.integers(0, 1 << 50),
 )
 
 
@@ -58,8 +59,9 @@ def _written(file: Any) -> list[dict[str, Any]]:
 def _as_structlog_has_it(record: RequestRecord) -> dict[str, Any]:
     fields = msgspec.structs.asdict(record)
     del fields["served"]
-    if record.broken is None:
-        del fields["broken"]
+    for only_where_there_is_one in ("broken", "rdma_bytes"):
+        if fields[only_where_there_is_one] is None:
+            del fields[only_where_there_is_one]
     fields["seconds"] = round(record.seconds, 6)
     log = structlog.wrap_logger(
         structlog.testing.ReturnLogger(),

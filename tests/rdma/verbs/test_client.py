@@ -13,7 +13,7 @@ import pytest
 
 from feedrack import open_dataset
 from feedrack.rdma import Client
-from tests.feedrack.rdma_node import OPTIONS, RdmaNode, rdma_node
+from tests.feedrack.rdma.node import OPTIONS, RdmaNode, rdma_node
 
 MIB = 1024**2
 # `test_conformance.py` has them all.

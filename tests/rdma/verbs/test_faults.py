@@ -15,7 +15,7 @@ import pytest
 from feedrack.rdma import Client, Memory
 from feedrack.rdma.link import Session
 from gateway.rdma.token import Token, parse_token, render_token
-from tests.feedrack.rdma_node import OPTIONS, RdmaNode, rdma_node
+from tests.feedrack.rdma.node import OPTIONS, RdmaNode, rdma_node
 from tests.rdma.verbs import dying
 from tests.s3.running import ACCESS_KEY, SECRET_KEY
 

@@ -7,9 +7,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import msgspec
 import pytest
@@ -22,33 +20,17 @@ from feedrack.rdma.arenas import BatchReader
 from feedrack.rdma.link import Link
 from feedrack.rdma.memory import of_buffer
 from feedrack.rdma.opening import NoRdma, Wanted
-from gateway.rdma import verbs
 from gateway.rdma.device import Device, Registration, VerbFailed
 from gateway.rdma.token import Token, parse_token
 from gateway.rdma.wire import Prepare, Prepared, Row
 from tests.feedrack.endpoint import Asked, Reply, batch_reply, scripted
-from tests.feedrack.rdma_node import RdmaNode, rdma_node
-from tests.feedrack.test_rdma_failing import DATA, GATEWAY, Gateway, client_of, told
+from tests.feedrack.rdma.ends import DATA, GATEWAY, Gateway, client_of, told
+from tests.feedrack.rdma.node import RdmaNode
 from tests.rdma.soft import Fabric, SoftDevice
 
 MIB = 1024**2
 # Fails where something lies there already.
 _MAP_FIXED_NOREPLACE = 0x100000
-
-
-@pytest.fixture
-def fabric(monkeypatch: pytest.MonkeyPatch) -> Fabric:
-    fabric = Fabric()
-    monkeypatch.setattr(opening, "_absent", {})
-    monkeypatch.setattr(verbs, "open_device", lambda *_: fabric.device())
-    return fabric
-
-
-@pytest.fixture
-def node(fabric: Fabric, tmp_path: Path) -> Iterator[RdmaNode]:
-    with rdma_node(tmp_path, fabric) as node:
-        node.put("k", DATA)
-        yield node
 
 
 def test_a_gateway_without_rdma_is_no_trouble_for_as_long_as_a_job_runs(fabric: Fabric) -> None:

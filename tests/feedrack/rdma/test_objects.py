@@ -20,8 +20,8 @@ from feedrack.errors import (
     WrongMemory,
 )
 from feedrack.rdma import Client, opening
-from gateway.rdma import verbs
-from tests.feedrack.rdma_node import OPTIONS, RdmaNode, rdma_node
+from tests.feedrack.rdma.ends import reach
+from tests.feedrack.rdma.node import OPTIONS, RdmaNode, rdma_node
 from tests.rdma.soft import Fabric
 
 MIB = 1024**2
@@ -38,8 +38,8 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RdmaNode]:
 @pytest.fixture
 def node(shared: RdmaNode, monkeypatch: pytest.MonkeyPatch) -> RdmaNode:
     """A gateway that this process reaches by RDMA."""
-    monkeypatch.setattr(opening, "_absent", {})
-    monkeypatch.setattr(verbs, "open_device", lambda *_: shared.fabric.device())
+    assert shared.fabric is not None
+    reach(shared.fabric, monkeypatch)
     return shared
 
 

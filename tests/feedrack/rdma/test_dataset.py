@@ -20,7 +20,8 @@ from feedrack.rdma.moving import Counts
 from feedrack.reading import Outcome, Reader
 from gateway.rdma import verbs
 from gateway.rdma.device import RdmaUnavailable
-from tests.feedrack.rdma_node import OPTIONS, RdmaNode, rdma_node
+from tests.feedrack.rdma.ends import reach
+from tests.feedrack.rdma.node import OPTIONS, RdmaNode, rdma_node
 from tests.rdma.soft import Fabric, SoftDevice, SoftRegistration
 
 OBJECTS = {f"p/{number:03}.bin": os.urandom(number * 1_009) for number in range(60)}
@@ -39,8 +40,8 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RdmaNode]:
 @pytest.fixture
 def node(shared: RdmaNode, monkeypatch: pytest.MonkeyPatch) -> RdmaNode:
     """A gateway that this process reaches by RDMA."""
-    monkeypatch.setattr(opening, "_absent", {})
-    monkeypatch.setattr(verbs, "open_device", lambda *_: shared.fabric.device())
+    assert shared.fabric is not None
+    reach(shared.fabric, monkeypatch)
     return shared
 
 
