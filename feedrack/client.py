@@ -119,6 +119,18 @@ class Client:
             raise refusal(answer, self.endpoint.bucket, key)
         return answer
 
+    def read(self, key: str, byte_range: str | None = None, *, etag: str | None = None) -> bytes:
+        """One object, or the part of it that a Range header's value names.
+
+        ObjectChanged where it has another ETag than `etag` (unquoted)."""
+        headers = {} if byte_range is None else {"range": byte_range}
+        if etag:
+            headers["if-match"] = f'"{etag}"'
+        answer = self.ask("GET", key, headers=headers)
+        if byte_range is not None and answer.status != 206:
+            raise RequestRefused("the endpoint does not answer ranges", key=key)
+        return answer.body
+
     def finds_gateway(self) -> bool:
         """Whether a feedrack gateway answers here; asked by a HeadBucket where no answer has told.
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from feedrack import frames
 from feedrack.client import TROUBLE, Answer, Client, refusal
 from feedrack.endpoint import Access
-from feedrack.errors import FeedrackError, RequestRefused, Unavailable
+from feedrack.errors import FeedrackError, Unavailable
 
 if TYPE_CHECKING:
     from feedrack.rdma.arenas import BatchReader
@@ -45,13 +45,7 @@ class Reader:
         """One object, or the part of it that a Range header's value names.
 
         ObjectChanged where it has another ETag than `etag` (unquoted)."""
-        headers = {} if byte_range is None else {"range": byte_range}
-        if etag:
-            headers["if-match"] = f'"{etag}"'
-        answer = self.client.ask("GET", key, headers=headers)
-        if byte_range is not None and answer.status != 206:
-            raise RequestRefused("the endpoint does not answer ranges", key=key)
-        return answer.body
+        return self.client.read(key, byte_range, etag=etag)
 
     def read_each(
         self, keys: Sequence[str], ranges: Sequence[str | None] | None = None

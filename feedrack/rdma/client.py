@@ -151,13 +151,7 @@ class Client:
 
     def get(self, key: str, byte_range: str | None = None, *, etag: str | None = None) -> bytes:
         """An object's bytes, over HTTP: what is read once is not worth being registered."""
-        headers = {} if byte_range is None else {"range": byte_range}
-        if etag:
-            headers["if-match"] = f'"{etag}"'
-        answer = self._http.ask("GET", key, headers=headers)
-        if byte_range is not None and answer.status != 206:
-            raise RequestRefused("the endpoint does not answer ranges", key=key)
-        return answer.body
+        return self._http.read(key, byte_range, etag=etag)
 
     def put_from(
         self,

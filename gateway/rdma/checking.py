@@ -9,11 +9,12 @@ from collections.abc import Iterator
 from gateway.config import RdmaConfig
 from gateway.rdma.facts import Facts, HostDevice, Opened, Port, Pyverbs
 from gateway.rdma.findings import Finding
+from gateway.rdma.mapped import FROM_BYTES, MOST_PARTS
 from gateway.rdma.roce import check_roce
 
 # Rings of queue pairs and of the completion queue are locked too.
 _RINGS_BYTES = 16 * 1024**2
-# What a gateway has of a device besides a queue pair for each session.
+# What a gateway has of a device besides queue pairs, parts of files and buffers of peers.
 _OBJECTS_BESIDE = 16
 # Drivers of a network card, and what makes RDMA of it.
 _COMPANIONS = {
@@ -231,7 +232,8 @@ def _cgroup(facts: Facts, config: RdmaConfig, device: HostDevice) -> Finding:
     if not limits:
         return Finding(name="rdma cgroup", state="ok", found="no limit")
     found = ", ".join(f"{key} {value}" for key, value in sorted(limits.items()))
-    needed = config.sessions + _OBJECTS_BESIDE
+    parts = min(MOST_PARTS, config.mapped // FROM_BYTES)
+    needed = config.sessions + parts + config.peer_buffers + _OBJECTS_BESIDE
     has_handle = limits.get("hca_handle", 1) > 0
     objects = limits.get("hca_object", needed)
     if has_handle and objects >= needed:
@@ -240,7 +242,9 @@ def _cgroup(facts: Facts, config: RdmaConfig, device: HostDevice) -> Finding:
         name="rdma cgroup",
         state="warning" if has_handle and objects >= _OBJECTS_BESIDE else "error",
         found=found,
-        why=f"{config.sessions} sessions take one object each, and the gateway {_OBJECTS_BESIDE}",
+        why=f"{config.sessions} sessions take one object each, {parts} parts of chunk files "
+        f"(rdma.mapped), {config.peer_buffers} buffers for other nodes, and the gateway "
+        f"{_OBJECTS_BESIDE}",
         do=f"echo '{device.name} hca_handle=max hca_object=max' > its cgroup's rdma.max",
     )
 

@@ -7,7 +7,7 @@ registered by any kernel, but pins its pages for writing, which changes the file
 its pages dirty. Only what is asked for is registered, whole pages of it, since whoever asks vouches
 for that alone: more might be read from the disk for it, here and now, and would come into the page
 cache unverified. What is registered is pinned: it stays in memory, and on the disk even after its
-file was removed, until it is let go of. `limit_bytes` bounds that.
+file was removed, until it is let go of. `limit_bytes` bounds that, and `MOST_PARTS`.
 """
 
 import ctypes
@@ -24,6 +24,8 @@ log = structlog.get_logger()
 
 # Mapping and registering cost more than copying less than this.
 FROM_BYTES = 64 * 1024
+# At a time: each has a descriptor, and an object of the device's.
+MOST_PARTS = 1024
 # What takes more than this part of the limit would push out all others.
 _LARGEST_PART = 4
 _FAILED = ctypes.c_void_p(-1).value
@@ -130,11 +132,15 @@ class MappedFiles:
     def _make_room(self, size_bytes: int) -> bool:
         """Whether so much more may be pinned, once what nobody reads was let go of."""
         for identity, mapping in list(self._mappings.items()):
-            if self._held_bytes + size_bytes <= self._limit_bytes:
+            if self._has_room(size_bytes):
                 break
             if not mapping.users:
                 self._let_go(identity)
-        return self._held_bytes + size_bytes <= self._limit_bytes
+        return self._has_room(size_bytes)
+
+    def _has_room(self, size_bytes: int) -> bool:
+        fits = self._held_bytes + size_bytes <= self._limit_bytes
+        return fits and len(self._mappings) < MOST_PARTS
 
     def _let_go(self, identity: _Identity) -> None:
         mapping = self._mappings.pop(identity)

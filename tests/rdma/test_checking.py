@@ -349,12 +349,13 @@ def test_ecn_should_be_on_at_both_roles_for_one_priority(
     [
         ({}, "ok"),
         ({"hca_handle": 4, "hca_object": 5000}, "ok"),
+        ({"hca_object": 2000}, "warning"),
         ({"hca_object": 100}, "warning"),
         ({"hca_object": 3}, "error"),
         ({"hca_handle": 0}, "error"),
     ],
 )
-def test_a_cgroup_should_let_it_have_an_object_for_each_session(
+def test_a_cgroup_should_let_it_have_an_object_for_each_session_and_part_of_a_file(
     limits: dict[str, int], state: str
 ) -> None:
     assert _found("rdma cgroup", _with(cgroup={"mlx5_0": limits})).state == state

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from gateway.rdma import mapped
 from gateway.rdma.device import VerbFailed
 from gateway.rdma.mapped import FROM_BYTES, MappedFiles
 from tests.rdma.soft import Fabric, SoftDevice
@@ -95,6 +96,22 @@ def test_the_one_read_least_recently_goes_first(
     held.release()
     for descriptor in opened:
         os.close(descriptor)
+
+
+def test_there_are_never_more_than_so_many(
+    files: MappedFiles, device: SoftDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each takes a descriptor and an object of the device's, however small it is."""
+    monkeypatch.setattr(mapped, "MOST_PARTS", 2)
+    descriptor, _ = make(tmp_path, "a")
+    parts = [files.part(descriptor, number * FROM_BYTES, FROM_BYTES) for number in range(3)]
+    assert [part is None for part in parts] == [False, False, True]
+    for part in parts[:2]:
+        assert part is not None
+        part.release()
+    assert files.part(descriptor, 2 * FROM_BYTES, FROM_BYTES) is not None
+    assert len(device.regions) == 2
+    os.close(descriptor)
 
 
 def test_a_removed_file_is_let_go_of(files: MappedFiles, tmp_path: Path) -> None:
