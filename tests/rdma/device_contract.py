@@ -5,6 +5,7 @@ import mmap
 import os
 import select
 import time
+from collections.abc import Iterator
 
 import pytest
 
@@ -35,6 +36,52 @@ def connected(near: Device, far: Device, *, depth: int = 8) -> tuple[Pair, Pair]
     return one, other
 
 
+class Bench:
+    """Memory at both ends, registered, and two ends connected: what `one` writes from `here` goes
+    to `there`, whose bytes are `far_bytes`."""
+
+    def __init__(self, near: Device, far: Device) -> None:
+        self.near, self.far = near, far
+        self.near_bytes, self.far_bytes = mmap.mmap(-1, SIZE), mmap.mmap(-1, SIZE)
+        self.near_bytes[:] = os.urandom(SIZE)
+        self.here = near.register(memoryview(self.near_bytes), remote=False)
+        self.there = far.register(memoryview(self.far_bytes), remote=True)
+        self.one, self.other = connected(near, far)
+
+    def write(
+        self,
+        work: int,
+        size: int,
+        *,
+        start: int = 0,
+        to: int | None = None,
+        rkey: int | None = None,
+    ) -> None:
+        """Writes part of the near end's memory to the same place at the far one, or elsewhere."""
+        self.one.write(
+            work,
+            self.here.address + start,
+            size,
+            self.here.lkey,
+            to=self.there.address + start if to is None else to,
+            rkey=self.there.rkey if rkey is None else rkey,
+        )
+
+    def read(self, work: int, size: int) -> None:
+        self.one.read(
+            work,
+            self.here.address,
+            size,
+            self.here.lkey,
+            source=self.there.address,
+            rkey=self.there.rkey,
+        )
+
+    def close(self) -> None:
+        for each in (self.one, self.other, self.here, self.there):
+            each.close()
+
+
 class DeviceContract:
     """Derive and give `near` and `far`."""
 
@@ -47,151 +94,88 @@ class DeviceContract:
         raise NotImplementedError
 
     @pytest.fixture
-    def memory(self) -> mmap.mmap:
-        memory = mmap.mmap(-1, SIZE)
-        memory[:] = os.urandom(SIZE)
-        return memory
+    def bench(self, near: Device, far: Device) -> Iterator[Bench]:
+        bench = Bench(near, far)
+        yield bench
+        bench.close()
 
-    def test_what_is_written_is_in_the_peers_memory(
-        self, near: Device, far: Device, memory: mmap.mmap
-    ) -> None:
-        target = mmap.mmap(-1, SIZE)
-        here = near.register(memoryview(memory), remote=False)
-        there = far.register(memoryview(target), remote=True)
-        one, other = connected(near, far)
+    def test_what_is_written_is_in_the_peers_memory(self, bench: Bench) -> None:
         half = SIZE // 2
-        for work, start in enumerate((0, half)):
-            one.write(
-                work,
-                here.address + start,
-                half,
-                here.lkey,
-                to=there.address + start,
-                rkey=there.rkey,
-            )
+        bench.write(0, half)
+        bench.write(1, half, start=half)
         # A READ on the same pair is answered after what was written before it.
-        one.read(2, here.address, 1, here.lkey, source=there.address, rkey=there.rkey)
-        found = completions(near, 3)
+        bench.read(2, 1)
+        found = completions(bench.near, 3)
         assert found == [Completion(0, 0), Completion(1, 0), Completion(2, 0)]
-        assert target[:] == memory[:]
-        for each in (one, other, here, there):
-            each.close()
+        assert bench.far_bytes[1:] == bench.near_bytes[1:]
 
-    def test_what_is_read_is_the_peers_memory(
-        self, near: Device, far: Device, memory: mmap.mmap
-    ) -> None:
-        target = mmap.mmap(-1, SIZE)
-        here = near.register(memoryview(target), remote=False)
-        there = far.register(memoryview(memory), remote=True)
-        one, other = connected(near, far)
-        one.read(7, here.address, SIZE, here.lkey, source=there.address, rkey=there.rkey)
-        assert completions(near, 1) == [Completion(7, 0)]
-        assert target[:] == memory[:]
-        for each in (one, other, here, there):
-            each.close()
+    def test_what_is_read_is_the_peers_memory(self, bench: Bench) -> None:
+        bench.far_bytes[:] = os.urandom(SIZE)
+        bench.read(7, SIZE)
+        assert completions(bench.near, 1) == [Completion(7, 0)]
+        assert bench.near_bytes[:] == bench.far_bytes[:]
 
-    def test_an_empty_write_is_a_sign_of_life(self, near: Device, far: Device) -> None:
-        one, other = connected(near, far)
-        one.write(1, 0, 0, 0, to=0, rkey=0)
-        assert completions(near, 1) == [Completion(1, 0)]
-        one.close()
-        other.close()
+    def test_an_empty_write_is_a_sign_of_life(self, bench: Bench) -> None:
+        bench.one.write(1, 0, 0, 0, to=0, rkey=0)
+        assert completions(bench.near, 1) == [Completion(1, 0)]
 
-    def test_an_end_that_is_gone_is_noticed(self, near: Device, far: Device) -> None:
-        one, other = connected(near, far)
-        other.close()
-        one.write(1, 0, 0, 0, to=0, rkey=0)
-        assert completions(near, 1) == [Completion(1, GONE)]
-        one.close()
+    def test_an_end_that_is_gone_is_noticed(self, bench: Bench) -> None:
+        bench.other.close()
+        bench.one.write(1, 0, 0, 0, to=0, rkey=0)
+        assert completions(bench.near, 1) == [Completion(1, GONE)]
 
     @pytest.mark.parametrize("wrong", ["key", "end", "closed"])
-    def test_memory_that_was_not_given_is_not_touched(
-        self, near: Device, far: Device, memory: mmap.mmap, wrong: str
-    ) -> None:
-        target = mmap.mmap(-1, SIZE)
-        here = near.register(memoryview(memory), remote=False)
-        there = far.register(memoryview(target), remote=True)
-        one, other = connected(near, far)
-        to, rkey = there.address, there.rkey
+    def test_memory_that_was_not_given_is_not_touched(self, bench: Bench, wrong: str) -> None:
+        there = bench.there
         if wrong == "key":
-            rkey ^= 1
+            bench.write(1, 4096, rkey=there.rkey ^ 1)
         elif wrong == "end":
-            to += SIZE - 100
+            bench.write(1, 4096, to=there.address + SIZE - 100)
         else:
             there.close()
-        one.write(1, here.address, 4096, here.lkey, to=to, rkey=rkey)
-        [found] = completions(near, 1)
+            bench.write(1, 4096)
+        [found] = completions(bench.near, 1)
         assert found.status not in (0, FLUSHED)
         # The pair is of no use from then on.
-        one.write(2, here.address, 4096, here.lkey, to=there.address, rkey=there.rkey)
-        assert completions(near, 1) == [Completion(2, FLUSHED)]
-        assert not any(target[:])
-        for each in (one, other, here, there):
-            each.close()
+        bench.write(2, 4096)
+        assert completions(bench.near, 1) == [Completion(2, FLUSHED)]
+        assert not any(bench.far_bytes[:])
 
-    def test_a_key_of_another_domain_opens_nothing(
-        self, near: Device, far: Device, memory: mmap.mmap
-    ) -> None:
+    def test_a_key_of_another_domain_opens_nothing(self, bench: Bench) -> None:
         """Each opening of a device is a domain: one tenant's keys mean nothing in another's."""
-        target, own = mmap.mmap(-1, SIZE), mmap.mmap(-1, SIZE)
-        here = near.register(memoryview(memory), remote=False)
-        there = far.register(memoryview(target), remote=True)
+        own = mmap.mmap(-1, SIZE)
         # The victim's memory is registered with the near device, the pair ends at the far one.
-        victims = near.register(memoryview(own), remote=True)
-        one, other = connected(near, far)
-        one.write(1, here.address, 64, here.lkey, to=victims.address, rkey=victims.rkey)
-        [found] = completions(near, 1)
+        victims = bench.near.register(memoryview(own), remote=True)
+        bench.write(1, 64, to=victims.address, rkey=victims.rkey)
+        [found] = completions(bench.near, 1)
         assert found.status not in (0, FLUSHED)
         assert not any(own[:])
-        for each in (one, other, here, there, victims):
-            each.close()
+        victims.close()
 
-    def test_an_end_without_remote_rights_lets_nobody_in(
-        self, near: Device, far: Device, memory: mmap.mmap
-    ) -> None:
-        target = mmap.mmap(-1, SIZE)
-        here = near.register(memoryview(target), remote=False)
-        there = far.register(memoryview(memory), remote=True)
-        one, other = connected(near, far)
+    def test_an_end_without_remote_rights_lets_nobody_in(self, bench: Bench) -> None:
+        here, there = bench.here, bench.there
+        before = bench.near_bytes[:]
         # The far end guesses the key of memory that was never offered.
-        other.write(1, there.address, 64, there.lkey, to=here.address, rkey=here.lkey)
-        [found] = completions(far, 1)
+        bench.other.write(1, there.address, 64, there.lkey, to=here.address, rkey=here.lkey)
+        [found] = completions(bench.far, 1)
         assert found.status not in (0, FLUSHED)
-        assert not any(target[:])
-        for each in (one, other, here, there):
-            each.close()
+        assert bench.near_bytes[:] == before
 
-    def test_a_failed_pair_gives_everything_back(
-        self, near: Device, far: Device, memory: mmap.mmap
-    ) -> None:
-        target = mmap.mmap(-1, SIZE)
-        here = near.register(memoryview(memory), remote=False)
-        there = far.register(memoryview(target), remote=True)
-        one, other = connected(near, far)
+    def test_a_failed_pair_gives_everything_back(self, bench: Bench) -> None:
         for work in range(8):
-            one.write(work, here.address, SIZE, here.lkey, to=there.address, rkey=there.rkey)
-        one.fail()
-        found = completions(near, 8)
+            bench.write(work, SIZE)
+        bench.one.fail()
+        found = completions(bench.near, 8)
         assert [each.work for each in found] == list(range(8))
         assert {each.status for each in found} <= {0, FLUSHED}
-        one.fail()
-        for each in (one, other, here, there):
-            each.close()
+        bench.one.fail()
 
-    def test_a_failed_end_lets_nothing_in(
-        self, near: Device, far: Device, memory: mmap.mmap
-    ) -> None:
-        target = mmap.mmap(-1, SIZE)
-        here = near.register(memoryview(memory), remote=False)
-        there = far.register(memoryview(target), remote=True)
-        one, other = connected(near, far)
-        other.fail()
-        one.write(1, here.address, 4096, here.lkey, to=there.address, rkey=there.rkey)
-        [found] = completions(near, 1)
+    def test_a_failed_end_lets_nothing_in(self, bench: Bench) -> None:
+        bench.other.fail()
+        bench.write(1, 4096)
+        [found] = completions(bench.near, 1)
         assert found.status not in (0, FLUSHED)
-        assert not any(target[:])
-        for each in (one, other, here, there):
-            each.close()
+        assert not any(bench.far_bytes[:])
 
     def test_things_are_closed_twice_without_harm(self, near: Device, far: Device) -> None:
         one, other = connected(near, far)
