@@ -4,9 +4,6 @@ refused."""
 import hashlib
 import json
 import os
-import zlib
-from base64 import b64encode
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import msgspec
@@ -14,52 +11,12 @@ import pytest
 
 from gateway.rdma.token import TOKEN_HEADER
 from gateway.rdma.wire import FALLBACK_HEADER, REPLY_HEADER, TRANSFERRED_HEADER, Table
-from tests.rdma.raw import RawClient
+from tests.rdma.raw import RawClient, checksum, counted, put
 from tests.rdma.soft import Fabric, SoftDevice
 from tests.s3.running import RESTRICTED, Running, running
 from tests.tiers.cached import until
 
 MIB = 1024**2
-
-
-@pytest.fixture
-def fabric() -> Fabric:
-    return Fabric()
-
-
-@pytest.fixture
-async def node(tmp_path: Path, fabric: Fabric) -> AsyncIterator[Running]:
-    async with running(
-        tmp_path,
-        rdma={"buffers": "4MiB", "transfer_timeout_seconds": 0.5},
-        policy=[{"allow": ["*"], "buckets": ["other"]}],
-        open_device=lambda *_: fabric.device(),
-    ) as started:
-        (started.root / "train").mkdir()
-        yield started
-
-
-@pytest.fixture
-async def client(node: Running, fabric: Fabric) -> AsyncIterator[RawClient]:
-    device = fabric.device()
-    client = RawClient(node, device)
-    await client.connect()
-    yield client
-    client.close()
-    device.close()
-
-
-def checksum(data: bytes) -> dict[str, str]:
-    return {"x-amz-checksum-crc32": b64encode(zlib.crc32(data).to_bytes(4)).decode()}
-
-
-def put(running: Running, key: str, data: bytes) -> None:
-    (running.root / "train" / key).write_bytes(data)
-
-
-def counted(running: Running, name: str, **labels: str) -> float:
-    value = running.node.metrics.registry.get_sample_value(f"feedrack_{name}", labels)
-    return value or 0.0
 
 
 SIZES = [0, 1, 4096, MIB - 1, MIB, MIB + 1, 3 * MIB + 17]

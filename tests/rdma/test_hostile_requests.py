@@ -2,8 +2,6 @@
 
 import asyncio
 import os
-from collections.abc import AsyncIterator
-from pathlib import Path
 
 import msgspec
 import pytest
@@ -17,39 +15,11 @@ from gateway.rdma.wire import REPLY_HEADER, Table
 from gateway.s3 import relay
 from gateway.store.batch import BatchReads
 from gateway.store.reading import ReadAnswer
-from tests.rdma.raw import RawClient
+from tests.rdma.raw import RawClient, checksum, counted, put
 from tests.rdma.soft import Fabric
-from tests.rdma.test_face import checksum, counted, put
-from tests.s3.running import ACCESS_KEY, RESTRICTED, SECRET_KEY, Running, running
+from tests.s3.running import ACCESS_KEY, RESTRICTED, SECRET_KEY, Running
 
 MIB = 1024**2
-
-
-@pytest.fixture
-def fabric() -> Fabric:
-    return Fabric()
-
-
-@pytest.fixture
-async def node(tmp_path: Path, fabric: Fabric) -> AsyncIterator[Running]:
-    async with running(
-        tmp_path,
-        rdma={"buffers": "4MiB", "transfer_timeout_seconds": 0.5},
-        policy=[{"allow": ["*"], "buckets": ["other"]}],
-        open_device=lambda *_: fabric.device(),
-    ) as started:
-        (started.root / "train").mkdir()
-        yield started
-
-
-@pytest.fixture
-async def client(node: Running, fabric: Fabric) -> AsyncIterator[RawClient]:
-    device = fabric.device()
-    client = RawClient(node, device)
-    await client.connect()
-    yield client
-    client.close()
-    device.close()
 
 
 class Turns:
