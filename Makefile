@@ -9,7 +9,7 @@ export UV_SYSTEM_CERTS := true
 unexport PYTHONDONTWRITEBYTECODE
 ARGS ?=
 
-.PHONY: help install redis slurm rdma clients real-files demo cluster soak test test-slurm-24 test-rdma check format \
+.PHONY: help install redis slurm rdma clients real-files demo cluster soak test test-slurm-24 test-rdma test-rdma-trixie check format \
 	bench bench-rdma clean
 
 help:          ## this list
@@ -33,6 +33,9 @@ test-slurm-24: install redis ## the tests with a Slurm, on release 24.11, in a D
 
 test-rdma: install rdma ## what wants verbs, in virtual machines (RDMA_MAY_BE_MISSING=1 lets it pass without)
 	@$(RUN) python -m tests.rdma.vm test $(ARGS)
+
+test-rdma-trixie: install rdma ## of these what a newer kernel does otherwise, on Debian trixie's (6.12)
+	@$(RUN) python -m tests.rdma.vm --release trixie run $(CURDIR)/.venv/bin/python -m pytest -p no:cacheprovider tests/rdma/verbs/test_mapped.py $(ARGS)
 
 check: install ## format, lint, types, import floors
 	$(RUN) ruff format --check .

@@ -104,6 +104,19 @@ def test_images_stand_for_their_folders_in_the_order_of_the_disks(tmp_path: Path
     assert machine.images_table() == "vda /one\nvdb /two\n"
 
 
+def test_a_disk_to_write_to_comes_behind_the_images(tmp_path: Path) -> None:
+    images = ((Path("one.ext4"), Path("/one")),)
+    machine = Machine(tmp_path, ("true",), tmp_path, images=images, disk=Path("disk"))
+    assert machine.images_table() == "vda /one\n"
+    assert "mount -t ext4 /dev/vdb /run/disk" in machine.enter()
+    drives = [word for word in machine.words(Path("k"), Path("i")) if word.startswith("if=none")]
+    assert [("readonly=on" in drive, drive.rpartition("=")[2]) for drive in drives] == [
+        (True, "one.ext4"),
+        (False, "disk"),
+    ]
+    assert "/run/disk" not in Machine(tmp_path, ("true",), tmp_path, images=images).enter()
+
+
 def test_a_comma_in_a_path_ends_no_option(tmp_path: Path) -> None:
     machine = Machine(Path("/a,b"), ("true",), tmp_path)
     assert "id=vm,path=/a,,b,security" in " ".join(machine.words(Path("k"), Path("i")))

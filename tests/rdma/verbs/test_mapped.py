@@ -1,19 +1,23 @@
 """Whether the device reads files where they lie: the kernel lets read-only mappings of files be
-registered from Linux 6.3 on."""
+registered from Linux 6.3 on (`make test-rdma-trixie`)."""
 
 import mmap
 import os
 import platform
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from feedrack.rdma import Client
 from gateway.rdma.mapped import MappedFiles
 from gateway.rdma.verbs import VerbsDevice, open_device
+from tests.feedrack.rdma.node import OPTIONS, rdma_node
 from tests.rdma.device_contract import completions, connected
 
 MIB = 1024**2
+_AT_ONCE_BYTES = 256 * 1024
 CAN = tuple(int(part) for part in platform.release().split(".")[:2]) >= (6, 3)
 
 
@@ -67,3 +71,31 @@ def test_a_file_is_sent_from_the_page_cache_or_left_to_be_copied(
         assert (after.st_mtime_ns, after.st_ctime_ns) == (before.st_mtime_ns, before.st_ctime_ns)
     files.close()
     os.close(descriptor)
+
+
+def test_a_warm_object_is_sent_from_where_it_lies_or_copied_once() -> None:
+    """All of a gateway, its cache on a disk of the machine's: tmpfs cannot say what is cached."""
+    folder = Path(tempfile.mkdtemp(dir="/run/disk"))
+    data = os.urandom(8 * MIB)
+    with (
+        rdma_node(folder, None, mode="required", buffers="8MiB") as node,
+        Client("s3://train", endpoint_url=node.url, **OPTIONS) as client,
+        client.register(mmap.mmap(-1, 8 * MIB)) as memory,
+    ):
+        node.put("k", data)
+
+        def read() -> tuple[float, float]:
+            """What a GET moved, and how much of that was copied."""
+            names = ("rdma_bytes_total", "rdma_copied_bytes_total")
+            before = [node.counted(name, operation="GetObject") for name in names]
+            result = client.get_into("k", memory)
+            assert result.transport == "rdma", result.reason
+            assert memory.contents() == data
+            after = [node.counted(name, operation="GetObject") for name in names]
+            return after[0] - before[0], after[1] - before[1]
+
+        moved, copied = read()
+        assert (moved, copied) == (8 * MIB, 8 * MIB)
+        # From now on it lies on the disk. What a GET answers with at once is copied in any case.
+        for _ in range(3):
+            assert read() == (8 * MIB, _AT_ONCE_BYTES if CAN else 8 * MIB)

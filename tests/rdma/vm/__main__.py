@@ -1,11 +1,13 @@
 """Runs a command in a virtual machine with verbs, or one each in two on one wire.
 
-    python -m tests.rdma.vm run [--seconds N] COMMAND…
-    python -m tests.rdma.vm pair [--seconds N] --first 'COMMAND…' COMMAND…
+    python -m tests.rdma.vm [--release trixie] run COMMAND…
+    python -m tests.rdma.vm pair --first 'COMMAND…' COMMAND…
     python -m tests.rdma.vm test [ARGUMENTS OF PYTEST…]
 
-`test` runs tests/rdma/verbs in one and tests/rdma/link in the second of two, where the first runs
-link/server.sh. RDMA_MAY_BE_MISSING=1 lets it pass where no virtual machine can run.
+`--release`: with the kernel of that release of Debian instead of this machine's; `--seconds`,
+`--boot-seconds`: for how long. `test` runs tests/rdma/verbs in one and tests/rdma/link in the
+second of two, where the first runs link/server.sh. RDMA_MAY_BE_MISSING=1 lets it pass where no
+virtual machine can run.
 
 The status is the command's (of two, the second's). Besides: 69 something is missing here, 70 a
 machine did not boot, or its command did not end in time.
@@ -23,7 +25,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from tests.rdma.vm.images import python_images
+from tests.rdma.vm.images import empty_disk, python_images
 from tests.rdma.vm.initrd import initrd
 from tests.rdma.vm.kernel import NoKernelError, kernel
 from tests.rdma.vm.machine import HungError, Machine, Running, wait, wait_pair
@@ -35,6 +37,7 @@ MISSING = 69
 HUNG = 70
 _TAIL_LINES = 60
 PYVERBS = CACHE / "python"
+_DISK_BYTES = 512 * 1024**2
 # What is tested in which machine.
 _FOLDERS = {"one": "tests/rdma/verbs", "second": "tests/rdma/link"}
 
@@ -46,12 +49,12 @@ class MissingError(Exception):
 class Lab:
     """What all machines share: kernel, first files, images. MissingError says what is not here."""
 
-    def __init__(self, boot_seconds: float, seconds: float) -> None:
+    def __init__(self, boot_seconds: float, seconds: float, release: str | None = None) -> None:
         lacking = missing(PYVERBS)
         if lacking:
             raise MissingError(*lacking)
         try:
-            self._kernel = kernel(CACHE)
+            self._kernel = kernel(CACHE, release)
         except NoKernelError as error:
             raise MissingError(str(error)) from error
         self._initrd = initrd(self._kernel)
@@ -62,7 +65,12 @@ class Lab:
         """The command's status, in a machine alone. HungError."""
         folder = self._folder("one")
         machine = Machine(
-            folder, command, REPOSITORY, environ=self._environ("one"), images=self._images
+            folder,
+            command,
+            REPOSITORY,
+            environ=self._environ("one"),
+            images=self._images,
+            disk=empty_disk(folder / "disk", _DISK_BYTES),
         )
         with self._start(machine, None) as running:
             return self._told(running, lambda: wait(running, *self._limits))
@@ -179,6 +187,7 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.rdma.vm")
     parser.add_argument("--seconds", type=float, default=600.0)
     parser.add_argument("--boot-seconds", type=float, default=120.0)
+    parser.add_argument("--release")
     commands = parser.add_subparsers(dest="what", required=True)
     run = commands.add_parser("run")
     pair = commands.add_parser("pair")
@@ -189,7 +198,7 @@ def main(arguments: Sequence[str]) -> int:
     asked = parser.parse_args(arguments)
     command = asked.command[1:] if asked.command[:1] == ["--"] else asked.command
     try:
-        lab = Lab(asked.boot_seconds, asked.seconds)
+        lab = Lab(asked.boot_seconds, asked.seconds, asked.release)
         if asked.what == "test":
             return _test(lab, command)
         if asked.what == "pair":

@@ -44,6 +44,15 @@ def image(cache: Path, folder: Path) -> Path:
     return made
 
 
+def empty_disk(file: Path, size_bytes: int) -> Path:
+    """An empty file system for a machine to write to; takes room as it is written."""
+    with file.open("wb") as empty:
+        empty.truncate(size_bytes)
+    words = [find("mke2fs") or "mke2fs", "-q", "-F", "-t", "ext4", "-b", str(_BLOCK), str(file)]
+    subprocess.run(words, check=True, capture_output=True)
+    return file
+
+
 def fingerprint(folder: Path) -> str:
     """Differs once a package is added, removed or replaced by another version: a folder
     `name-version.dist-info` stands beside each. Times would differ after compiling too."""

@@ -5,6 +5,7 @@ import shutil
 import struct
 import subprocess
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import IO
 
@@ -42,18 +43,23 @@ class NoKernelError(Exception):
     """The kernel cannot be had; says what was tried."""
 
 
-def kernel(cache: Path) -> Path:
-    """The folder with `vmlinux` and `modules/` of Debian's kernel, downloaded if it is not there.
+def kernel(cache: Path, release: str | None = None) -> Path:
+    """The folder with `vmlinux` and `modules/` of Debian's kernel, downloaded if it is not there:
+    of this machine's release, or of `release` ("trixie").
 
     NoKernelError if the package is not known here or cannot be downloaded.
     """
+    if release is not None:
+        cache = cache / release
     for kept in sorted(cache.glob("kernel-*/vmlinux")):
         return kept.parent
-    name = _package_name()
     cache.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=cache, prefix="unpacking-") as work:
         folder = Path(work)
-        _run(["apt-get", "download", "-q", name], folder, f"{name} could not be downloaded")
+        options = [] if release is None else _other_release(release, folder / "apt")
+        name = _package_name(options)
+        words = ["apt-get", *options, "download", "-q", name]
+        _run(words, folder, f"{name} could not be downloaded")
         package = next(folder.glob("*.deb"))
         _unpack(package, folder, name.removeprefix("linux-image-"))
         made = cache / f"kernel-{name.removeprefix('linux-image-')}"
@@ -90,9 +96,33 @@ def unpacked(image: bytes) -> bytes:
     return lzma.LZMADecompressor().decompress(payload)
 
 
-def _package_name() -> str:
+def _other_release(release: str, folder: Path) -> list[str]:
+    """Options for an apt that knows that release, from where this machine has its own, and keeps
+    what it knows in the folder."""
+    asked = ["apt-get", "indextargets", "--format", "$(REPO_URI)", "Created-By: Packages"]
+    done = subprocess.run(asked, capture_output=True, text=True, check=False)
+    sources = [line for line in done.stdout.split() if "security" not in line]
+    if not sources:
+        raise NoKernelError(f"apt knows no place to download from: {done.stderr.strip()}")
+    for made in ("state/lists/partial", "cache/archives/partial"):
+        (folder / made).mkdir(parents=True)
+    (folder / "sources.list").write_text(f"deb {sources[0]} {release} main\n")
+    told = {
+        "Dir::Etc::sourcelist": folder / "sources.list",
+        "Dir::Etc::sourceparts": "-",
+        "Dir::State": folder / "state",
+        "Dir::State::status": "/dev/null",
+        "Dir::Cache": folder / "cache",
+        "APT::Sandbox::User": "root",
+    }
+    options = [word for name, value in told.items() for word in ("-o", f"{name}={value}")]
+    _run(["apt-get", *options, "update", "-q"], folder, f"apt cannot be told of {release}")
+    return options
+
+
+def _package_name(options: Sequence[str]) -> str:
     done = subprocess.run(
-        ["apt-cache", "depends", PACKAGE], capture_output=True, text=True, check=False
+        ["apt-cache", *options, "depends", PACKAGE], capture_output=True, text=True, check=False
     )
     for line in done.stdout.splitlines():
         kind, _, name = line.strip().partition(": ")

@@ -28,6 +28,7 @@ class HungError(Exception):
 class Machine:
     """A machine to be: `command` runs as root in `cwd` with `environ` and no other variables.
 
+    `images` stand in for folders, read-only; `disk` is an ext4 file system at /run/disk.
     With `wire` (a socket of its own and its peer's) the device of the verbs is a network card on
     that wire, else it is alone.
     """
@@ -40,6 +41,7 @@ class Machine:
     environ: Mapping[str, str] = field(default_factory=dict)
     images: Sequence[tuple[Path, Path]] = ()
     shared: Path | None = None
+    disk: Path | None = None
     cores: int = 2
     memory_mib: int = 3072
 
@@ -50,10 +52,8 @@ class Machine:
 
     def images_table(self) -> str:
         """A line for each image: its disk, the folder it stands for."""
-        return "".join(
-            f"vd{chr(ord('a') + number)} {folder}\n"
-            for number, (_, folder) in enumerate(self.images)
-        )
+        folders = [str(folder) for _, folder in self.images]
+        return "".join(f"{_disk(number)} {folder}\n" for number, folder in enumerate(folders))
 
     def enter(self) -> str:
         """The shell script that brings the device up and becomes the command."""
@@ -70,11 +70,18 @@ class Machine:
                 f"ip link set {card} mtu {_MTU} up",
                 f"ip address add {self.address}/{_PREFIX_BITS} dev {card}",
                 f"rdma link add rxe0 type rxe netdev {card}",
+                *self._mounting(),
                 f"cd {shlex.quote(str(self.cwd))}",
                 f"exec env -i {shlex.join([*words, *self.command])}",
                 "",
             ]
         )
+
+    def _mounting(self) -> list[str]:
+        if self.disk is None:
+            return []
+        device = f"/dev/{_disk(len(self.images))}"
+        return ["mkdir -p /run/disk", f"mount -t ext4 {device} /run/disk"]
 
     def words(self, kernel: Path, initrd: Path) -> list[str]:
         """QEMU's command line."""
@@ -91,10 +98,12 @@ class Machine:
             told += ["-fsdev", f"local,id={tag},path={_escaped(path)},security_model=none"]
             told[-1] += ",multidevs=remap" + (",readonly=on" if tag == "host" else "")
             told += ["-device", f"virtio-9p-pci,fsdev={tag},mount_tag={tag}"]
-        for number, (file, _) in enumerate(self.images):
-            told += ["-drive", f"if=none,id=image{number},format=raw,readonly=on"]
-            told[-1] += f",file={_escaped(file)}"
-            told += ["-device", f"virtio-blk-pci,drive=image{number}"]
+        files = [(file, ",readonly=on") for file, _ in self.images]
+        if self.disk is not None:
+            files.append((self.disk, ",cache=unsafe"))
+        for number, (file, how) in enumerate(files):
+            told += ["-drive", f"if=none,id=disk{number},format=raw{how},file={_escaped(file)}"]
+            told += ["-device", f"virtio-blk-pci,drive=disk{number}"]
         if self.wire is not None:
             own, peer = self.wire
             told += ["-netdev", "dgram,id=wire,local.type=unix,remote.type=unix"]
@@ -186,6 +195,10 @@ def wait_pair(first: Running, second: Running, boot_seconds: float, seconds: flo
                 return status
         time.sleep(_POLL_SECONDS)
     return second.status()
+
+
+def _disk(number: int) -> str:
+    return f"vd{chr(ord('a') + number)}"
 
 
 def _escaped(path: Path) -> str:
