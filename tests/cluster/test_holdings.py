@@ -134,7 +134,7 @@ async def test_what_a_restart_finds_is_counted_while_more_comes_and_goes(
             await put(node.disk, each)
             await node.disk.forget(objects[number * 2].ref)
             await asyncio.sleep(0)
-        await until(lambda: node.holdings.whole)
+        await until(lambda: node.wholes > 0)
         await settled(node.disk)
 
         assert node.wholes == 1
