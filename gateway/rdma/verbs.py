@@ -15,7 +15,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
 
-from gateway.rdma.channels import descriptor_of, event_descriptors, finding
+from gateway.rdma.channels import open_channel, turn
 from gateway.rdma.device import Completion, RdmaUnavailable, VerbFailed
 from gateway.rdma.wire import MTUS, PairAddress
 
@@ -101,14 +101,15 @@ class VerbsDevice:
         # pyverbs does not look before it uses what was closed.
         self._closed = False
         try:
-            self._context = self._opened(library.device.Context(name=name))
+            with turn.lock:
+                self._context = self._opened(library.device.Context(name=name))
             self.port, attributes = self._find_port(port)
             self.gid_index, self.gid = self._find_gid(gid_index, attributes)
             self._domain = self._opened(library.pd.PD(self._context))
-            with finding.lock:
-                before = event_descriptors()
-                self._channel = self._opened(library.cq.CompChannel(self._context))
-                self.descriptor = descriptor_of(self._channel, before)
+            self._channel, self.descriptor = open_channel(
+                lambda: library.cq.CompChannel(self._context)
+            )
+            self._opened(self._channel)
             self.max_completions = min(_CQ_ENTRIES, int(self._context.query_device().max_cqe))
             self._queue = self._opened(
                 library.cq.CQ(self._context, self.max_completions, None, self._channel, 0)
@@ -190,8 +191,9 @@ class VerbsDevice:
         """As `Device.close`."""
         self._closed = True
         # Each must go before what it was made of.
-        while self._closing:
-            _closed(self._library, self._closing.pop())
+        with turn.lock:
+            while self._closing:
+                _closed(self._library, self._closing.pop())
 
     def new_pair(self, depth: int, *, remote: bool) -> Any:
         """A queue pair of pyverbs' in its first state."""

@@ -1,12 +1,17 @@
 """The real device keeps the contract of devices."""
 
+import select
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from gateway.rdma.device import Device, RdmaUnavailable
+from gateway.rdma.device import Completion, Device, RdmaUnavailable
 from gateway.rdma.verbs import open_device
-from tests.rdma.device_contract import DeviceContract
+from tests.rdma.device_contract import DeviceContract, completions, connected
+
+_THREADS = 8
 
 
 class TestVerbsDevice(DeviceContract):
@@ -39,3 +44,22 @@ class TestVerbsDevice(DeviceContract):
     ) -> None:
         with pytest.raises(RdmaUnavailable):
             open_device(name, port, gid_index)
+
+    def test_threads_open_and_close_devices_at_once(self) -> None:
+        """Each has an event channel of its own, found among the others'."""
+        together = threading.Barrier(_THREADS)
+
+        def open_some(_: int) -> None:
+            together.wait(60)
+            for _ in range(5):
+                device = open_device()
+                one, other = connected(device, device)
+                one.write(1, 0, 0, 0, to=0, rkey=0)
+                # It is told by this channel, and by no other's.
+                assert select.select((device.descriptor,), (), (), 60)[0]
+                assert completions(device, 1) == [Completion(1, 0)]
+                for each in (one, other, device):
+                    each.close()
+
+        with ThreadPoolExecutor(_THREADS) as pool:
+            list(pool.map(open_some, range(_THREADS)))
