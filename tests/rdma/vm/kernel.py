@@ -132,7 +132,8 @@ def _package_name(options: Sequence[str]) -> str:
 
 
 def _unpack(package: Path, folder: Path, version: str) -> None:
-    modules = f"./lib/modules/{version}"
+    # From trixie on the package has them under usr.
+    modules = f"*/lib/modules/{version}"
     with subprocess.Popen(
         ["dpkg", "--fsys-tarfile", str(package)], stdout=subprocess.PIPE
     ) as reading:
@@ -143,6 +144,8 @@ def _unpack(package: Path, folder: Path, version: str) -> None:
             f"{package.name} could not be unpacked",
             stdin=reading.stdout,
         )
+    if not (folder / "lib").exists():
+        (folder / "lib").symlink_to(folder / "usr" / "lib")
     depmod = find("depmod") or "depmod"
     _run([depmod, "-b", str(folder), version], folder, "depmod failed")
     made = folder / "made"
