@@ -72,7 +72,7 @@ class Exchange(Protocol):
 class Call(Request):
     """What a handler needs: the request, the service, and the body once wanted."""
 
-    __slots__ = ("_exchange", "config", "memory", "service")
+    __slots__ = ("_exchange", "config", "memory", "service", "takes_files")
 
     def __init__(
         self, exchange: Exchange, request: Request, *, service: ObjectService, config: S3Config
@@ -90,6 +90,8 @@ class Call(Request):
         self._exchange = exchange
         # Where the body comes from instead of the wire, and how long it is (docs/rdma.md).
         self.memory: tuple[ByteStream, int] | None = None
+        # Whether who sends the answer can send regions of files.
+        self.takes_files = False
 
     async def body(self) -> Body:
         """The request's body, verified as it is read; call once, after every other check.

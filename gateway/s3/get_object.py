@@ -29,7 +29,8 @@ _ATTRIBUTES = frozenset(("ETag", "Checksum", "ObjectParts", "StorageClass", "Obj
 async def get_object(call: Call) -> Answer:
     """One version's bytes, from its nearest tier."""
     asked, overrides = _asked(call)
-    read = await call.service.get(call.operation.bucket, call.operation.key, **asked)
+    bucket, key = call.operation.bucket, call.operation.key
+    read = await call.service.get(bucket, key, **asked, files=call.takes_files)
     answer = _answer(read, overrides, checksums=asked["checksums"])
     answer.stream = read
     answer.served = read.served

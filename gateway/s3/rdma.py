@@ -209,6 +209,7 @@ async def _read_in(call: Call, handler: Handler, transfer: Transfer) -> Answer:
 
 
 async def _write_out(call: Call, handler: Handler, transfer: Transfer) -> Answer:
+    call.takes_files = True
     answer = await handler(call)
     try:
         length_bytes = answer.length_bytes

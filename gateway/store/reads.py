@@ -89,8 +89,10 @@ class Reads(Core):
         part_number: int | None = None,
         conditions: Conditions = UNCONDITIONAL,
         checksums: bool = False,
+        files: bool = False,
     ) -> ReadAnswer:
         """One version's bytes. `checksums`: the answer should carry those of the whole object.
+        `files`: the first of its pieces may be a region of a file.
 
         Raises NoSuchKey, NoSuchVersion, InvalidRange, InvalidPartNumber, NotModified,
         PreconditionFailed and TierUnavailable.
@@ -112,7 +114,7 @@ class Reads(Core):
                 return ReadAnswer(info, chosen, partial=partial, part=part, tier=look.tier)
             source = self._source(where, look.known, chosen, brought=look.brought)
             try:
-                first = await source.begin()
+                first = await source.begin(files=files)
             except BaseException as error:
                 await source.close()
                 # Written past us since we last looked, and nothing is sent yet: look again.

@@ -1,6 +1,7 @@
 """Payloads by RDMA at the S3 port, over a soft device: what moves, what is declined, what is
 refused."""
 
+import asyncio
 import hashlib
 import json
 import os
@@ -53,6 +54,27 @@ async def test_a_range_lands_at_the_beginning_of_the_memory(
     assert reply.headers[REPLY_HEADER] == "206"
     assert reply.headers["content-range"] == f"bytes 100-{MIB + 99}/{2 * MIB}"
     assert client.memory[:MIB] == data[100 : MIB + 100]
+
+
+async def test_what_lies_on_the_disk_is_sent_without_a_copy(
+    client: RawClient, node: Running
+) -> None:
+    data = os.urandom(3 * MIB)
+    put(node, "k", data)
+    # Young files may still be written to, and are not kept.
+    os.utime(node.root / "train" / "k", (1e9, 1e9))
+
+    async def copied() -> float:
+        before = counted(node, "rdma_copied_bytes_total", operation="GetObject")
+        reply = await client.move("GET", "/train/k")
+        assert (reply.status, client.memory[: 3 * MIB] == data) == (200, True)
+        return counted(node, "rdma_copied_bytes_total", operation="GetObject") - before
+
+    assert await copied() == 3 * MIB
+    async with asyncio.timeout(60):
+        # The first read from the disk checks every block.
+        while await copied():
+            pass
 
 
 async def test_the_log_tells_what_moved(
