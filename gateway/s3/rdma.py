@@ -15,6 +15,7 @@ from gateway.errors import (
     InvalidRDMAToken,
     InvalidRequest,
     RDMATransferFailed,
+    S3Error,
     SlowDown,
     TierUnavailable,
 )
@@ -95,6 +96,7 @@ class RdmaFace:
                 await transfer.close()
             return await self._decline(call, handler)
         record.settled = True
+        outcome = "failed"
         try:
             if name in _WRITES:
                 answer = await _read_in(call, handler, transfer)
@@ -102,23 +104,28 @@ class RdmaFace:
                 answer = await write_batch(call, transfer)
             else:
                 answer = await _write_out(call, handler, transfer)
+            outcome = "moved"
         except MemoryTooSmall as error:
+            outcome = "refused"
             raise InvalidRDMAToken(
                 f"The memory is too small: {error}.",
                 fields={"BytesNeeded": str(error.needed_bytes)},
             ) from error
         except NoBuffer as error:
-            self._metrics.rdma_transfers.labels(name, "failed").inc()
+            outcome = "refused"
             raise SlowDown("No buffer for RDMA came free in time.") from error
-        except (TransferFailed, RDMATransferFailed) as error:
+        except TransferFailed as error:
             record.settled = False
-            self._metrics.rdma_transfers.labels(name, "failed").inc()
-            if isinstance(error, TransferFailed):
-                raise _broke_off(error) from error
+            raise _broke_off(error) from error
+        except RDMATransferFailed:
+            record.settled = False
+            raise
+        except S3Error:
+            outcome = "refused"
             raise
         finally:
             await transfer.close()
-        self._metrics.rdma_transfers.labels(name, "moved").inc()
+            self._metrics.rdma_transfers.labels(name, outcome).inc()
         record.rdma_bytes = moved_bytes = int(answer.headers[TRANSFERRED_HEADER])
         self._metrics.rdma_bytes.labels(name).inc(moved_bytes)
         self._metrics.rdma_copied_bytes.labels(name).inc(transfer.copied_bytes)

@@ -422,6 +422,37 @@ async def test_a_put_whose_client_dies_stores_nothing(
     assert node.node.parts.rdma.buffers_free == 4
 
 
+async def test_every_request_with_a_token_has_one_outcome(
+    client: RawClient, node: Running, fabric: Fabric
+) -> None:
+    put(node, "k", b"12345")
+    data = os.urandom(100)
+    client.memory[:100] = data
+    assert (await client.move("GET", "/train/k")).status == 200
+    assert (await client.move("GET", "/train/gone")).status == 404
+    small = await client.move("GET", "/train/k", token=client.token(4))
+    assert small.code == "InvalidRDMAToken"
+    wrong = checksum(b"other")
+    assert (await client.move("PUT", "/train/p", wrong, token=client.token(100))).status == 400
+    client.region.close()
+    assert (await client.move("GET", "/train/k")).code == "RDMATransferFailed"
+    assert (await client.move("GET", "/train/k")).headers[REPLY_HEADER] == "501"
+    outcomes = {
+        (operation, outcome): counted(
+            node, "rdma_transfers_total", operation=operation, outcome=outcome
+        )
+        for operation in ("GetObject", "PutObject")
+        for outcome in ("moved", "refused", "failed", "declined")
+    }
+    assert {key: count for key, count in outcomes.items() if count} == {
+        ("GetObject", "moved"): 1,
+        ("GetObject", "refused"): 2,
+        ("GetObject", "failed"): 1,
+        ("GetObject", "declined"): 1,
+        ("PutObject", "refused"): 1,
+    }
+
+
 async def test_falling_back_is_counted_by_reason(client: RawClient, node: Running) -> None:
     put(node, "k", b"x")
     for reason in ("no-device", "no-device", "made up"):
