@@ -4,6 +4,7 @@ from feedrack.dataset import Dataset, open_dataset
 from feedrack.errors import (
     AccessRefused,
     FeedrackError,
+    MemoryLost,
     MissingBucket,
     MissingObject,
     NoCredentials,
@@ -21,6 +22,7 @@ __all__ = [
     "Dataset",
     "FeedrackError",
     "Keys",
+    "MemoryLost",
     "MissingBucket",
     "MissingObject",
     "NoCredentials",

@@ -46,5 +46,10 @@ class WrongMemory(FeedrackError):
     reach."""
 
 
+class MemoryLost(FeedrackError):
+    """The device does not let go of memory: its peer may still write there, so it must not be used
+    for anything else before this process has ended."""
+
+
 class Unavailable(FeedrackError):
     """The endpoint could not be reached, or stayed in trouble, for all the times it was asked."""

@@ -6,6 +6,7 @@ turn out to need. All of them together are bounded.
 """
 
 import io
+import logging
 import mmap
 import os
 import threading
@@ -17,7 +18,7 @@ import msgspec
 from feedrack import frames
 from feedrack.client import TROUBLE, Streamed
 from feedrack.client import Client as HttpClient
-from feedrack.errors import Unavailable
+from feedrack.errors import MemoryLost, Unavailable
 from feedrack.rdma.batches import BATCH, JSON, read_table
 from feedrack.rdma.link import Link
 from feedrack.rdma.memory import Memory, of_buffer
@@ -25,6 +26,8 @@ from feedrack.rdma.moving import Counts, Mover
 from feedrack.rdma.opening import NoRdma, Wanted, keep_for_ever, tell_of_forks
 from gateway.rdma.device import VerbFailed
 from gateway.rdma.wire import MEMORY_FULL_STATUS, Row
+
+log = logging.getLogger("feedrack.rdma")
 
 FIRST_BYTES = 32 * 1024**2
 LARGEST_BYTES = 256 * 1024**2
@@ -72,7 +75,15 @@ class Arena:
 
     def close(self) -> None:
         """Ends its registration; the memory goes with whoever holds it last."""
-        self.memory.close()
+        try:
+            self.memory.close()
+        except MemoryLost as error:
+            self.keep(error)
+
+    def keep(self, why: MemoryLost) -> None:
+        """Never gives the memory back: it may still be written to."""
+        log.warning("%d bytes of memory are kept for good: %s", self.size_bytes, why)
+        keep_for_ever(self.mapped)
 
 
 class Arenas:
@@ -114,6 +125,14 @@ class Arenas:
                 self.free.append(arena)
                 # All of them: where sizes differ, what one cannot use another may.
                 self._changed.notify_all()
+
+    def lose(self, arena: Arena, why: MemoryLost) -> None:
+        """Has it be nobody's any more."""
+        with self._changed:
+            arena.keep(why)
+            self._count -= 1
+            self.locked_bytes -= arena.size_bytes
+            self._changed.notify_all()
 
     def grow(self, size_bytes: int) -> None:
         """What did not fit in so much is to have more next time."""
@@ -206,7 +225,11 @@ class BatchReader:
     def close(self) -> None:
         """Ends session, device and memory; the next batch makes new ones."""
         self._arenas.close()
-        self._link.close()
+        try:
+            self._link.close()
+        except MemoryLost as error:
+            # Of the memory here nothing is registered any more, or it is kept for good.
+            log.warning("not closed as it should be: %s", error)
 
     def _ask(
         self,
@@ -241,7 +264,13 @@ class BatchReader:
         try:
             arena.register(self._link)
             yield arena
-        finally:
+        except MemoryLost as error:
+            arenas.lose(arena, error)
+            raise NoRdma("transfer", f"the memory is lost: {error}") from error
+        except BaseException:
+            arenas.give_back(arena)
+            raise
+        else:
             arenas.give_back(arena)
 
 

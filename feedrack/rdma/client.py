@@ -278,9 +278,11 @@ class Client:
 
     def close(self) -> None:
         """Ends session, device and connections; registered memory is registered no more. The next
-        request opens new ones."""
-        self._link.close()
-        self._http.close()
+        request opens new ones. MemoryLost, where all else is ended."""
+        try:
+            self._link.close()
+        finally:
+            self._http.close()
 
     def __enter__(self) -> Self:
         return self

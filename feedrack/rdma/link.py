@@ -72,7 +72,8 @@ class Session:
         return render_token(token)
 
     def end(self) -> None:
-        """Fences it: the gateway does not touch any memory here any more. Safe to call twice."""
+        """Fences it: the gateway does not touch any memory here any more. Safe to call twice.
+        MemoryLost."""
         self.opened.fence(self._pair)
 
 
@@ -152,27 +153,32 @@ class Link:
         self.fence(lease, Cause("gateway", why))
 
     def fence(self, lease: Lease, why: Cause) -> None:
-        """Once this returns, the gateway neither reads nor writes any memory of this process's."""
+        """Once this returns, the gateway neither reads nor writes any memory of this process's.
+        MemoryLost; no request meets the session again, however this ends."""
         session = lease.session
-        session.end()
         with self._lock:
             if self._session is session:
                 self._session = None
                 self._pause(why, proven=session.proven)
+        session.end()
         log.debug("rdma session ended: %s", why.text)
 
     def close(self) -> None:
-        """Ends session and device; what was registered is no more."""
+        """Ends session and device; what was registered is no more. MemoryLost, where all else is
+        ended."""
         with self._lock:
             session, self._session = self._session, None
             opened, self._opened = self._opened, None
             # Whoever connects finds out that it was in vain.
             self._attempt = None
-        if session is not None:
-            session.end()
-            self._cancel(session.id)
-        if opened is not None:
-            opened.close()
+        try:
+            if session is not None:
+                session.end()
+        finally:
+            if session is not None:
+                self._cancel(session.id)
+            if opened is not None:
+                opened.close()
 
     def _device(self) -> Opened:
         if self._opened is None:

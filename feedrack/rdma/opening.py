@@ -15,8 +15,16 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple, Protocol
 
+from feedrack.errors import MemoryLost
 from gateway.rdma import verbs
-from gateway.rdma.device import Device, Pair, RdmaUnavailable, Registration, VerbFailed
+from gateway.rdma.device import (
+    Device,
+    Pair,
+    RdmaUnavailable,
+    Registration,
+    VerbFailed,
+    end_pair,
+)
 from gateway.rdma.wire import FallbackReason, PairAddress
 
 log = logging.getLogger("feedrack.rdma")
@@ -116,7 +124,7 @@ class Opened:
             return made
 
     def unregister(self, made: Registration) -> None:
-        """Ends a registration, in the process that made it. Safe to call twice."""
+        """Ends a registration, in the process that made it. Safe to call twice. MemoryLost."""
         if self.process != os.getpid():
             return
         try:
@@ -126,7 +134,10 @@ class Opened:
                     self._registrations.remove(made)
                 except KeyError:
                     return
-                made.close()
+                try:
+                    made.close()
+                except VerbFailed as error:
+                    raise MemoryLost(f"memory stays registered: {error}") from error
         except _Over:
             # It ended with the device.
             return
@@ -148,7 +159,7 @@ class Opened:
     def fence(self, pair: Pair) -> None:
         """Ends a queue pair: once this returns, its peer neither reads nor writes any memory here.
 
-        Safe to call twice."""
+        Safe to call twice. MemoryLost."""
         # Before any lock: a child's may be held for ever, by a thread that its parent alone has.
         if self.process != os.getpid():
             return
@@ -157,11 +168,9 @@ class Opened:
                 if pair not in self._pairs:
                     return
                 try:
-                    pair.fail()
-                except VerbFailed:
-                    # Being destroyed stops as much.
-                    log.debug("a queue pair could not be failed", exc_info=True)
-                pair.close()
+                    end_pair(pair)
+                except VerbFailed as error:
+                    raise MemoryLost(f"a queue pair cannot be ended: {error}") from error
                 self._pairs.discard(pair)
         except _Over:
             # Whoever closed the device ended it, and we waited for them.
@@ -169,7 +178,7 @@ class Opened:
 
     def close(self) -> None:
         """Ends the device with all that was registered, in the process that opened it. Waits for
-        those who are at it. Safe to call twice."""
+        those who are at it. Safe to call twice. MemoryLost."""
         if self.process == os.getpid():
             # A second thread that closes it waits for the first.
             with self._users.all_out:
@@ -245,12 +254,23 @@ def keep_for_ever(thing: object) -> None:
 
 def _end(users: _Users, device: Device, registrations: set[Registration], pairs: set[Pair]) -> None:
     if users.process == os.getpid():
+        lost: VerbFailed | None = None
         with users.none():
             while pairs:
-                pairs.pop().close()
-            while registrations:
-                registrations.pop().close()
-            device.close()
+                try:
+                    end_pair(pairs.pop())
+                except VerbFailed as error:
+                    lost = error
+            # With no queue pair left nothing is written to, whatever stays registered.
+            left: list[Registration | Device] = [*registrations, device]
+            for each in left:
+                try:
+                    each.close()
+                except VerbFailed as error:
+                    log.warning("not closed as it should be: %s", error)
+            registrations.clear()
+        if lost is not None:
+            raise MemoryLost(f"a queue pair cannot be ended: {lost}") from lost
 
 
 def _in_child() -> None:

@@ -73,13 +73,30 @@ class Pair(Protocol):
 
     def fail(self) -> None:
         """Moves it to the error state: what is under way completes with an error, and nothing of
-        the peer's comes in any more. Safe in any state."""
+        the peer's comes in any more. Safe in any state. VerbFailed."""
         ...
 
     def close(self) -> None:
         """Ends it: nothing is under way any more, and no completions come of what was. Safe to
         call twice. VerbFailed, and it is as it was."""
         ...
+
+
+def end_pair(pair: Pair) -> None:
+    """Ends a queue pair, in whatever state it is: once this returns nothing of its peer's comes in.
+    VerbFailed where the device does neither of the two that would see to that."""
+    stopped = True
+    try:
+        pair.fail()
+    except VerbFailed:
+        # Being destroyed stops as much.
+        stopped = False
+    try:
+        pair.close()
+    except VerbFailed:
+        # In the error state it lets nothing in; what is left of it goes with its device.
+        if not stopped:
+            raise
 
 
 class Device(Protocol):

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway.rdma.device import Device, RdmaUnavailable
+from gateway.rdma.device import Device, RdmaUnavailable, VerbFailed
 from gateway.rdma.token import Token, render_token
 from gateway.tiers.peers.asking import RDMA_TOKEN
 from gateway.tiers.peers.sessions import PeerSession
@@ -19,7 +19,7 @@ from gateway.tiers.wire import Watch
 from tests.cluster.between import between
 from tests.cluster.running import CHUNK_BYTES, Cluster, Running, cluster, until
 from tests.cluster.test_reading_near import put
-from tests.rdma.soft import Fabric, SoftDevice
+from tests.rdma.soft import Fabric, SoftDevice, SoftPair
 
 MIB = 1024**2
 RDMA = {"buffers": "4MiB", "peer_buffers": 2, "transfer_timeout_seconds": 0.5}
@@ -287,6 +287,31 @@ async def test_a_transfer_that_fails_costs_no_bytes(nodes: Two) -> None:
     assert nodes.fell_back("connect") == 1
     regions.update(kept)
     await nodes.connect()
+
+
+async def test_a_buffer_that_a_node_may_still_write_to_is_nobodys_any_more(
+    nodes: Two, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key, body = await nodes.warm()
+    moving = nodes.asker.parts.moving
+    before = moving.free
+    nodes.devices["a2"][-1].regions.clear()
+
+    def refuse(pair: SoftPair) -> None:
+        raise VerbFailed("Input/output error")
+
+    with monkeypatch.context() as patch:
+        for verb in ("fail", "close"):
+            honest = getattr(SoftPair, verb)
+            patch.setattr(
+                SoftPair,
+                verb,
+                lambda pair, honest=honest: (refuse if pair.remote else honest)(pair),
+            )
+        assert await nodes.asker.read(key) == body
+    assert nodes.fell_back("transfer") == 1
+    assert moving.free == before - 1
+    assert nodes.session is None
 
 
 async def test_a_transfer_that_stands_still_is_given_up(nodes: Two) -> None:

@@ -105,7 +105,11 @@ class Moving:
         await self._sessions.close()
         memory, self._memory = self._memory, None
         if memory is not None:
-            memory.close()
+            try:
+                memory.close()
+            except VerbFailed as error:
+                # The process ends, and the kernel lets go of what is left.
+                log.error("rdma memory is not closed as it should be", reason=str(error))  # noqa: TRY400
 
     def landed(self, lent: "Lent") -> None:
         """Bytes of it are to be read, or were just now."""
@@ -113,9 +117,9 @@ class Moving:
         lent.used = self._now()
         self._landed[lent] = None
 
-    def broke(self, session: PeerSession) -> None:
+    def broke(self, session: PeerSession) -> bool:
         """As `PeerSessions.broke`."""
-        self._sessions.broke(session)
+        return self._sessions.broke(session)
 
     def take_back(self, lent: "Lent", target: Target) -> None:
         """Nobody has the buffer any more."""
@@ -235,9 +239,13 @@ class Lent:
 
     def cut(self) -> None:
         """As `back`, where something may be under way: first nothing can be any more."""
-        if self._target is not None:
-            self._moving.broke(self.session)
+        if self._target is None:
+            return
+        if self._moving.broke(self.session):
             self.back()
+        else:
+            # Nobody's any more: what still comes must not come into another's bytes.
+            self._target = None
 
 
 class MovedAnswer(PeerAnswer):

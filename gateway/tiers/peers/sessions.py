@@ -14,7 +14,7 @@ import structlog
 
 from gateway.cluster.members import Member, Members
 from gateway.errors import TierUnavailable
-from gateway.rdma.device import Pair, VerbFailed
+from gateway.rdma.device import Pair, VerbFailed, end_pair
 from gateway.rdma.targets import Target, TargetMemory
 from gateway.rdma.token import Token, render_token
 from gateway.rdma.wire import DOCUMENT_BYTES, Prepare, Prepared
@@ -38,6 +38,7 @@ class PeerSession:
         self.member = member
         self.id = id_
         self.over = False
+        self._ended = False
         self._pair = pair
         self._numbers = itertools.count()
 
@@ -48,11 +49,12 @@ class PeerSession:
             Token(self.id, next(self._numbers), region.address, size_bytes, region.rkey)
         )
 
-    def end(self) -> None:
-        """From here on nothing of the other's comes in. Safe twice."""
+    def end(self) -> bool:
+        """Whether from here on nothing of the other's comes in. Safe twice."""
         if not self.over:
-            close_pair(self._pair)
             self.over = True
+            self._ended = _ended(self._pair)
+        return self._ended
 
 
 class PeerSessions:
@@ -96,13 +98,13 @@ class PeerSessions:
         """Bytes came through it as they should."""
         self._broken.pop(session.member.id, None)
 
-    def broke(self, session: PeerSession) -> None:
-        """It is of no use any more, and from here on nothing comes in by it. Safe twice."""
-        if session.over:
-            return
-        self._forget(session)
-        self._pause(session.member)
-        log.info("rdma session with a peer ended", peer=session.member.id)
+    def broke(self, session: PeerSession) -> bool:
+        """It is of no use any more. Whether from here on nothing comes in by it. Safe twice."""
+        if not session.over:
+            self._forget(session)
+            self._pause(session.member)
+            log.info("rdma session with a peer ended", peer=session.member.id)
+        return session.end()
 
     async def close(self) -> None:
         """Ends all, and tells the other nodes, who need not answer."""
@@ -136,14 +138,14 @@ class PeerSessions:
             pair.connect(prepared.address)
             await self._ready(member, prepared)
         except (TierUnavailable, VerbFailed, _NotConnected) as error:
-            close_pair(pair)
+            _ended(pair)
             self._not_connected(member, error)
         except Exception as error:  # a bug must not be met again with every request
-            close_pair(pair)
+            _ended(pair)
             self._not_connected(member, error)
             log.exception("connecting to a peer failed", peer=member.id)
         except BaseException:
-            close_pair(pair)
+            _ended(pair)
             raise
         else:
             session = PeerSession(member, pair, prepared.session)
@@ -211,14 +213,14 @@ class _NotConnected(Exception):  # noqa: N818 - named as the other refusals are
     """The other node does not take part; the message says how."""
 
 
-def close_pair(pair: Pair) -> None:
-    """Ends a queue pair, in whatever state it is."""
+def _ended(pair: Pair) -> bool:
+    """Whether a queue pair lets nothing in from here on."""
     try:
-        pair.fail()
+        end_pair(pair)
     except VerbFailed as error:
-        # Closed, it is over all the same.
-        log.debug("a queue pair could not be failed", reason=str(error))
-    pair.close()
+        log.error("a queue pair cannot be ended", reason=str(error))  # noqa: TRY400
+        return False
+    return True
 
 
 def _same_run(one: Member, other: Member) -> bool:
