@@ -11,8 +11,10 @@ file was removed, until it is let go of. `limit_bytes` bounds that, and `MOST_PA
 """
 
 import ctypes
+import math
 import mmap
 import os
+import time
 from collections import OrderedDict
 from collections.abc import Callable
 
@@ -26,6 +28,8 @@ log = structlog.get_logger()
 FROM_BYTES = 64 * 1024
 # At a time: each has a descriptor, and an object of the device's.
 MOST_PARTS = 1024
+# A kernel that cannot never will; but it may have been that no more memory could be locked.
+_AGAIN_SECONDS = 60.0
 # What takes more than this part of the limit would push out all others.
 _LARGEST_PART = 4
 _FAILED = ctypes.c_void_p(-1).value
@@ -75,13 +79,17 @@ class MappedPart:
 class MappedFiles:
     """The parts of files that are mapped now; what was read least recently is let go of first."""
 
-    def __init__(self, device: Device, limit_bytes: int) -> None:
+    def __init__(
+        self, device: Device, limit_bytes: int, *, now: Callable[[], float] = time.monotonic
+    ) -> None:
         self._device = device
+        self._now = now
         self._limit_bytes = limit_bytes
         self._mappings: OrderedDict[_Identity, _Mapping] = OrderedDict()
         self._held_bytes = 0
         # None until it has been tried.
-        self._works: bool | None = None if limit_bytes else False
+        self._works: bool | None = None
+        self._not_before = 0.0 if limit_bytes else math.inf
 
     @property
     def held_bytes(self) -> int:
@@ -90,7 +98,7 @@ class MappedFiles:
 
     def part(self, descriptor: int, offset: int, size_bytes: int) -> MappedPart | None:
         """A part of an open file; None where it is to be copied."""
-        if self._works is False or size_bytes < FROM_BYTES:
+        if size_bytes < FROM_BYTES or (not self._works and self._now() < self._not_before):
             return None
         status = os.fstat(descriptor)
         start = offset - offset % mmap.PAGESIZE
@@ -167,8 +175,9 @@ class MappedFiles:
             if self._works is None:
                 self._works = False
                 log.info("rdma copies", reason=str(error))
+            self._not_before = self._now() + _AGAIN_SECONDS
             return None
-        if self._works is None:
+        if not self._works:
             self._works = True
             log.info("rdma reads files where they lie", device=self._device.name)
         return _Mapping(kept, address, size_bytes, region)
