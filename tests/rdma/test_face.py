@@ -17,7 +17,7 @@ from gateway.rdma.wire import FALLBACK_HEADER, REPLY_HEADER, TRANSFERRED_HEADER,
 from tests.rdma.raw import RawClient
 from tests.rdma.soft import Fabric, SoftDevice
 from tests.s3.running import RESTRICTED, Running, running
-from tests.tiers.cached import until
+from tests.waiting import until
 
 MIB = 1024**2
 
