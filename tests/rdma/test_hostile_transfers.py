@@ -141,7 +141,7 @@ async def test_a_buffer_that_a_thread_still_fills_is_nobody_elses(
         if flags:
             raise BlockingIOError
         begun.set()
-        go_on.wait(60)
+        go_on.wait(10)
         try:
             return preadv(file, into, offset)
         finally:
