@@ -243,11 +243,11 @@ def flaky_origin(
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
     try:
-        assert ready.wait(timeout=10)
+        assert ready.wait(timeout=60)
         yield flaky
     finally:
         loop.call_soon_threadsafe(stop.set)
-        thread.join(timeout=10)
+        thread.join(timeout=60)
         loop.close()
 
 

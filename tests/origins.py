@@ -31,7 +31,7 @@ class MotoServer:
     def reset(self) -> None:
         """Forgets all buckets."""
         request = urllib.request.Request(f"{self.url}/moto-api/reset", method="POST")
-        with urllib.request.urlopen(request, timeout=10) as answer:
+        with urllib.request.urlopen(request, timeout=60) as answer:
             assert answer.status == 200
 
 
@@ -50,7 +50,7 @@ def moto_server(directory: Path, prefix: Sequence[str] = ()) -> Iterator[MotoSer
         yield MotoServer(_url(process, log_path))
     finally:
         process.terminate()
-        process.wait(timeout=10)
+        process.wait(timeout=60)
 
 
 Script = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]

@@ -4,7 +4,6 @@ import json
 import os
 import shutil
 import subprocess
-import time
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ import redis
 import yaml
 
 from gateway.config import ClusterConfig, Config, S3OriginConfig, load, parse_listen
+from tests.waiting import wait_until
 
 _ROOT = Path(__file__).parents[1]
 _COMPOSE = _ROOT / "docker-compose.yml"
@@ -169,11 +169,8 @@ def test_redis_runs_with_its_file_evicts_nothing_and_writes_nothing_down(tmp_pat
         stdout=subprocess.DEVNULL,
     )  # fmt: skip
     try:
-        deadline = time.monotonic() + 10
-        while not where.exists():
-            assert process.poll() is None
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
+        wait_until(lambda: where.exists() or process.poll() is not None, "Redis listens")
+        assert process.poll() is None
         with redis.Redis(unix_socket_path=str(where)) as client:
             told = {
                 name: client.config_get(name)[name]
@@ -181,7 +178,7 @@ def test_redis_runs_with_its_file_evicts_nothing_and_writes_nothing_down(tmp_pat
             }
     finally:
         process.terminate()
-        process.wait(timeout=10)
+        process.wait(timeout=60)
     assert told == {
         "maxmemory-policy": "noeviction", "maxmemory": str(2 * 1024**3), "save": "",
         "appendonly": "no",

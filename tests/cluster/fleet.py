@@ -11,7 +11,6 @@ import contextlib
 import json
 import shutil
 import signal
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Sequence
@@ -28,18 +27,10 @@ from tests.cluster.services import RedisProcess
 from tests.faulty import FlakyOrigin, flaky_origin
 from tests.node.process import ADMIN_TOKEN, GatewayProcess, s3_origin_settings
 from tests.origins import ACCESS_KEY, SECRET_KEY, moto_server
+from tests.waiting import wait_until
 
 SIX_IN_THREE_RACKS = ("r1", "r1", "r2", "r2", "r3", "r3")
 SECRET = "the-nodes-know-each-other-by-this"
-_MEMBERS_SECONDS = 30.0
-
-
-def until(condition: Callable[[], object], seconds: float = 30.0, what: str = "") -> None:
-    """Waits until `condition()` is true."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, what or "the condition never came true"
-        time.sleep(0.02)
 
 
 class Fleet:
@@ -234,10 +225,9 @@ class Fleet:
             return
         expected = sorted(f"n{number + 1}" for number in self.running())
         for number in self.running() if numbers is None else numbers:
-            until(
+            wait_until(
                 lambda number=number: self.members(number) == expected,  # type: ignore[misc]
-                _MEMBERS_SECONDS,
-                f"n{number + 1} never saw the members {expected}",
+                f"n{number + 1} sees the members {expected}",
             )
 
     def counter(self, number: int, name: str, **labels: str) -> float:

@@ -4,7 +4,6 @@ import contextlib
 import shutil
 import subprocess
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,7 +11,7 @@ from pathlib import Path
 import pytest
 import redis
 
-_START_SECONDS = 10.0
+from tests.waiting import wait_until
 
 
 class OneRedis:
@@ -36,16 +35,14 @@ class OneRedis:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
         )  # fmt: skip
-        deadline = time.monotonic() + _START_SECONDS
-        while not self._answers():
-            assert self._process.poll() is None
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        process = self._process
+        wait_until(lambda: self._answers() or process.poll() is not None, "Redis answers")
+        assert process.poll() is None
 
     def stop(self) -> None:
         if self._process is not None:
             self._process.kill()
-            self._process.wait(timeout=10)
+            self._process.wait(timeout=60)
             self._process = None
             self._socket.unlink(missing_ok=True)
 

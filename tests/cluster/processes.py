@@ -5,13 +5,14 @@ import os
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from tests.cluster.one_redis import OneRedis, one_redis
 from tests.node.process import ADMIN_TOKEN, GatewayProcess
+from tests.waiting import wait_until
 
 BUCKET = "bucket"
 
@@ -93,7 +94,7 @@ def nodes(folder: Path, racks: dict[str, str]) -> Iterator[Nodes]:
         try:
             for each in made.of.values():
                 each.start()
-            wait(lambda: all(_sees(made, id_) == len(racks) for id_ in racks))
+            wait_until(lambda: all(_sees(made, id_) == len(racks) for id_ in racks))
             yield made
         finally:
             made.stop()
@@ -101,11 +102,3 @@ def nodes(folder: Path, racks: dict[str, str]) -> Iterator[Nodes]:
 
 def _sees(made: Nodes, id_: str) -> int:
     return int(made.of[id_].counter("feedrack_members"))
-
-
-def wait(condition: Callable[[], bool], seconds: float = 30) -> None:
-    """Returns once the condition holds."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it never came to be"
-        time.sleep(0.05)

@@ -18,16 +18,10 @@ from gateway.rdma import verbs
 from gateway.rdma.server import OpenDevice
 from gateway.store.reading import ReadAnswer
 from tests.store.gated import GatedOrigin
+from tests.waiting import until
 
 CHUNK_BYTES = 256 * 1024
 SMALL_BYTES = 64 * 1024
-
-
-async def until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
-    """Returns once it holds."""
-    async with asyncio.timeout(seconds):
-        while not condition():
-            await asyncio.sleep(0.005)
 
 
 class Running:

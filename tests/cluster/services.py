@@ -11,7 +11,7 @@ import redis
 
 from tests.cluster.loopback import Spot
 
-_START_SECONDS = 10.0
+_START_SECONDS = 60.0
 
 
 def redis_server() -> str | None:
@@ -82,7 +82,7 @@ class RedisProcess:
             with self.client() as client:
                 client.save()
         self._process.kill()
-        self._process.wait(timeout=10)
+        self._process.wait(timeout=60)
         self._process = None
 
     def answers(self) -> bool:

@@ -20,6 +20,6 @@ def test_a_second_node_of_an_id_refuses_to_start_and_the_first_serves_on(
     with pytest.raises(RuntimeError, match="another node is up under the id 'n1'"):
         second.start()
     assert second.process is not None
-    assert second.process.wait(timeout=10) == 1
+    assert second.process.wait(timeout=60) == 1
     fleet.client(0).put_object(Bucket="train", Key="k", Body=b"still here")
     assert fleet.members(0) == ["n1"]

@@ -11,8 +11,8 @@ from gateway.errors import CoordinatorUnavailable
 from gateway.model.objects import ObjectRef, ObjectVersion
 from tests.cluster.listed import Clock, Listed, listed, member
 from tests.cluster.one_redis import OneRedis, one_redis
-from tests.cluster.test_directory import until
 from tests.tiers.cached import CHUNK_BYTES
+from tests.waiting import until_it
 
 TWO = (member("a", "r1"), member("b", "r2"))
 
@@ -40,8 +40,8 @@ async def test_buckets_and_folders_are_found_in_order(redis: OneRedis) -> None:
         for folder in ("z/", "a/b/", "", "a/"):
             a.hold(version("train", f"{folder}k"), 0)
         b.hold(version("a:b", "x/y/k"), 0)
-        await until(lambda: _told(a))
-        await until(lambda: _told(b))
+        await until_it(lambda: _told(a))
+        await until_it(lambda: _told(b))
         counters = a.directory.counters
 
         assert await counters.buckets() == [("main", b"a:b"), ("main", b"train")]
@@ -58,8 +58,8 @@ async def test_what_members_hold_is_told_in_the_order_asked(
         for number in range(5):
             a.hold(version("train", f"{number}/k"), 0)
         b.hold(version("train", "3/l"), 0)
-        await until(lambda: _told(a))
-        await until(lambda: _told(b))
+        await until_it(lambda: _told(a))
+        await until_it(lambda: _told(b))
         wanted = [counter(b"train", b"%d/" % number) for number in (3, 0, 9, 1)]
         counters = a.directory.counters
 
@@ -105,11 +105,11 @@ async def test_folders_and_buckets_of_which_nobody_holds_anything_are_struck(
         for number in range(5):
             b.hold(version("train", f"{number}/k"), 0)
         b.hold(version("other", "k"), 0)
-        await until(lambda: _told(b))
+        await until_it(lambda: _told(b))
         for number in (0, 2, 3):
             b.drop(version("train", f"{number}/k"), 0)
         b.drop(version("other", "k"), 0)
-        await until(lambda: _told(b))
+        await until_it(lambda: _told(b))
 
         # The member of the first id tidies, whoever held it.
         await a.reconciliation.once()
@@ -124,7 +124,7 @@ async def test_a_bucket_that_was_told_before_buckets_were_is_known_after_a_compa
 ) -> None:
     async with listed(redis, "b", TWO, Clock(), reconciling=False) as b:
         b.hold(version("train", "x/k"), 0)
-        await until(lambda: _told(b))
+        await until_it(lambda: _told(b))
         with redis.client() as client:
             client.delete(b.directory.counters.buckets_key)
 

@@ -13,10 +13,11 @@ from typing import Any
 
 import pytest
 
-from tests.cluster.processes import Nodes, nodes, wait
+from tests.cluster.processes import Nodes, nodes
 from tests.node.conftest import MakeNode, make_node
 from tests.node.process import ACCESS_KEY, ADMIN_TOKEN, SECRET_KEY, GatewayProcess
 from tests.node.real_files import PACKER
+from tests.waiting import wait_until
 
 KIB = 1024
 MIB = 1024 * KIB
@@ -48,10 +49,7 @@ def warm(made: Nodes, id_: str, dataset: str) -> None:
         "n1", "POST", "/v1/prefetch", {"dataset": dataset, "nodes": [id_], "job": "7"}
     )
     assert status == 202, answer
-    wait(
-        lambda: made.ask("n1", "GET", f"/v1/prefetch/{answer['id']}")[1]["state"] == "done",
-        seconds=60,
-    )
+    wait_until(lambda: made.ask("n1", "GET", f"/v1/prefetch/{answer['id']}")[1]["state"] == "done")
 
 
 def test_any_node_tells_what_each_holds_of_every_dataset(two: Nodes) -> None:
@@ -89,7 +87,7 @@ def test_any_node_tells_what_each_holds_of_every_dataset(two: Nodes) -> None:
         )
 
     for id_ in RACKS:
-        wait(partial(tells_all, id_))
+        wait_until(partial(tells_all, id_))
         assert list(held(two, id_)) == list(full)
     page = listing(two, "n2", "?limit=2")
     assert [each["dataset"] for each in page["datasets"]] == list(full)[:2]
@@ -109,16 +107,16 @@ def test_who_is_gone_holds_nothing_and_without_redis_nobody_knows(two: Nodes) ->
     two.put("a/1", 2 * MIB)
     for id_ in RACKS:
         warm(two, id_, "s3://bucket/a/")
-    wait(lambda: held(two, "n1") == {"s3://bucket/a/": {"n1": 2 * MIB, "n2": 2 * MIB}})
+    wait_until(lambda: held(two, "n1") == {"s3://bucket/a/": {"n1": 2 * MIB, "n2": 2 * MIB}})
 
     two.of["n2"].kill()
-    wait(lambda: held(two, "n1") == {"s3://bucket/a/": {"n1": 2 * MIB}})
+    wait_until(lambda: held(two, "n1") == {"s3://bucket/a/": {"n1": 2 * MIB}})
 
     two.redis.stop()
-    wait(lambda: two.ask("n1", "GET", "/v1/datasets")[0] == 503)
+    wait_until(lambda: two.ask("n1", "GET", "/v1/datasets")[0] == 503)
     assert two.ask("n1", "GET", "/v1/datasets")[1]["error"]
     # What is asked of this node alone it still says.
-    wait(lambda: two.ask("n1", "GET", "/v1/datasets?dataset=s3://bucket/a/")[0] == 200)
+    wait_until(lambda: two.ask("n1", "GET", "/v1/datasets?dataset=s3://bucket/a/")[0] == 200)
     assert two.held("n1", "s3://bucket/a/")["n1"] == 2 * MIB
 
     two.redis.start()
@@ -129,7 +127,7 @@ def test_who_is_gone_holds_nothing_and_without_redis_nobody_knows(two: Nodes) ->
             "s3://bucket/a/": {"n1": 2 * MIB}
         }
 
-    wait(again, seconds=60)
+    wait_until(again)
 
 
 def test_a_pack_counts_as_the_prefix_that_was_packed(two: Nodes) -> None:
@@ -151,7 +149,7 @@ def test_a_pack_counts_as_the_prefix_that_was_packed(two: Nodes) -> None:
 
     # The other node has had nothing to do with the bucket: it has to find out whose pack that is.
     for id_ in ("n2", "n1"):
-        wait(partial(holds_it, id_))
+        wait_until(partial(holds_it, id_))
         assert told(id_)["s3://bucket/deep/er/"] >= 7 * KIB
         assert listing(two, id_)["uncounted"] == {}
     assert not list((two.of["n2"].folder / "cache" / "packs").glob("*"))
@@ -166,13 +164,13 @@ def test_members_tell_what_they_have_evicted(tmp_path: Path) -> None:
         small.stop()
         small.settings["cache"]["capacity"] = "32MiB"
         small.start()
-        wait(lambda: _evicted(made, "n1") == {"n1": 0, "n2": 0})
+        wait_until(lambda: _evicted(made, "n1") == {"n1": 0, "n2": 0})
         client = small.client()
         for key in keys:
             client.get_object(Bucket="bucket", Key=key)["Body"].read()
 
-        wait(lambda: _evicted(made, "n1").get("n2", 0) > 32 * MIB)
-        wait(
+        wait_until(lambda: _evicted(made, "n1").get("n2", 0) > 32 * MIB)
+        wait_until(
             lambda: (
                 _evicted(made, "n2")["n2"]
                 == small.counter("feedrack_evicted_bytes_total")

@@ -2,7 +2,7 @@
 and after nodes have died; what it says wrongly is repaired."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
@@ -11,6 +11,7 @@ from gateway.model.objects import ObjectRef, ObjectVersion
 from tests.cluster.listed import Clock, Listed, listed, member
 from tests.cluster.one_redis import OneRedis, one_redis
 from tests.tiers.cached import CHUNK_BYTES
+from tests.waiting import until_it
 
 TWO = (member("a", "r1"), member("b", "r2"))
 
@@ -23,12 +24,6 @@ def redis() -> Iterator[OneRedis]:
 
 def version(key: str, chunks: int = 8) -> ObjectVersion:
     return ObjectVersion(ObjectRef("main", "bucket", key), "e1", chunks * CHUNK_BYTES)
-
-
-async def until(condition: Callable[[], Awaitable[bool]], seconds: float = 20) -> None:
-    async with asyncio.timeout(seconds):
-        while not await condition():
-            await asyncio.sleep(0.01)
 
 
 async def test_a_rack_holds_what_one_of_its_nodes_does(redis: OneRedis) -> None:
@@ -47,14 +42,14 @@ async def test_a_rack_holds_what_one_of_its_nodes_does(redis: OneRedis) -> None:
 
         b.hold(of, 0, 1)
         c.hold(of, 1, 2)
-        await until(lambda: a_finds(2, "r2"))
-        await until(lambda: a_finds(0, "r2"))
+        await until_it(lambda: a_finds(2, "r2"))
+        await until_it(lambda: a_finds(0, "r2"))
         assert await a_finds(1, "r2")
         assert await a_finds(3)
 
         # What the other node of the rack still holds, the rack still holds.
         b.drop(of, 0, 1)
-        await until(lambda: a_finds(0))
+        await until_it(lambda: a_finds(0))
         assert await a_finds(1, "r2")
         # A node does not ask itself.
         assert await b.racks(of, 1) == ["r2"]
@@ -71,7 +66,7 @@ async def test_an_answer_serves_for_a_few_seconds_and_askers_share_it(redis: One
             clock.seconds += 10
             return await a.racks(of) == ["r2"]
 
-        await until(found)
+        await until_it(found)
         clock.seconds += 10
         await a.reconciliation.close()
         await a.directory.close()
@@ -96,12 +91,12 @@ async def test_without_redis_the_directory_knows_nothing_and_nothing_fails(
 
 async def test_what_changes_at_once_is_told_in_one_batch(redis: OneRedis) -> None:
     async with listed(redis, "a", TWO, reconciling=False) as a:
-        await until(lambda: _written(redis, "{test}:dir:token"))
+        await until_it(lambda: _written(redis, "{test}:dir:token"))
         before = a.commands_sent
 
         for number in range(400):
             a.hold(version(f"a/{number % 20}", 64), number // 20)
-        await until(lambda: _told(a))
+        await until_it(lambda: _told(a))
 
         # One of each object, one counter with its folder's and bucket's names, and a look at the
         # token or two.
@@ -122,12 +117,12 @@ async def test_after_a_flush_everything_is_told_again(redis: OneRedis) -> None:
                 [await a.racks(each, 1) == ["r2"] for each in (objects[0], objects[-1])]
             )
 
-        await until(found)
+        await until_it(found)
         with redis.client() as client:
             client.flushall()
         assert not await found()
 
-        await until(found)
+        await until_it(found)
         with redis.client() as client:
             assert len(client.keys("*:dir:v:*")) == 1200
         assert not b.rebuilding.ratios or max(b.rebuilding.ratios.values()) <= 1
@@ -143,14 +138,14 @@ async def test_after_an_outage_what_changed_meanwhile_is_told(redis: OneRedis) -
             clock.seconds += 10
             return [await a.racks(of), await a.racks(other)] == list(expected)
 
-        await until(lambda: found(["r2"], []))
+        await until_it(lambda: found(["r2"], []))
         redis.stop()
         b.drop(of, 0)
         b.hold(other, 0)
-        await until(lambda: _told(b))
+        await until_it(lambda: _told(b))
         redis.start()
 
-        await until(lambda: found([], ["r2"]))
+        await until_it(lambda: found([], ["r2"]))
 
 
 async def test_without_redis_what_waits_to_be_told_takes_bounded_memory(
@@ -169,7 +164,7 @@ async def test_without_redis_what_waits_to_be_told_takes_bounded_memory(
             with redis.client() as client:
                 return len(client.keys("*:dir:v:*")) == 1000
 
-        await until(told)
+        await until_it(told)
 
 
 async def test_entries_that_are_wrong_are_repaired_both_ways(redis: OneRedis) -> None:
@@ -177,7 +172,7 @@ async def test_entries_that_are_wrong_are_repaired_both_ways(redis: OneRedis) ->
     async with listed(redis, "a", TWO, reconciling=False) as a:
         a.hold(held, 0, 1)
         a.hold(more, 3)
-        await until(lambda: _told(a))
+        await until_it(lambda: _told(a))
         wrong = a.directory
         with redis.client() as client:
             client.hset(wrong.stretch_key(_stretch(held)), "a", b"\0\xff")
@@ -207,7 +202,7 @@ async def test_nodes_that_are_gone_count_for_nothing_and_are_cleared_away_in_tim
     of = version("b/x")
     async with listed(redis, "b", TWO) as b:
         b.hold(of, 0)
-        await until(lambda: _told(b))
+        await until_it(lambda: _told(b))
     async with listed(redis, "a", TWO, clock, reconciling=False) as a:
         assert await a.racks(of) == ["r2"]
         a.members.set(TWO[:1])
@@ -229,7 +224,7 @@ async def test_a_dataset_finer_than_the_counters_says_so(redis: OneRedis) -> Non
         a.hold(version("a/b/c/x"), 0, 1)
         a.hold_small(ObjectVersion(ObjectRef("main", "bucket", "a/small"), "e", 1000))
         a.hold(version("other/x", 4), 0)
-        await until(lambda: _told(a))
+        await until_it(lambda: _told(a))
 
         whole = await a.directory.dataset("main", "bucket", "a/")
         finer = await a.directory.dataset("main", "bucket", "a/b/c/")
@@ -242,7 +237,7 @@ async def test_chunks_far_into_an_object_are_found(redis: OneRedis) -> None:
     of = version("a/huge", 100_000)
     async with listed(redis, "a", TWO) as a, listed(redis, "b", TWO) as b:
         b.hold(of, 0, 70_001)
-        await until(lambda: _told(b))
+        await until_it(lambda: _told(b))
 
         assert await a.racks(of, 70_001) == ["r2"]
         assert await a.racks(of, 70_000) == []

@@ -9,10 +9,11 @@ import pytest
 import redis
 
 from tests.cluster.conftest import MakeFleet, absent
-from tests.cluster.fleet import Fleet, until
+from tests.cluster.fleet import Fleet
 from tests.cluster.loopback import Loopback
 from tests.cluster.services import RedisProcess
 from tests.cluster.test_failures import Object
+from tests.waiting import wait_until
 
 _SENTINELS = 3
 
@@ -80,7 +81,7 @@ def watched(make_fleet: MakeFleet, tmp_path: Path) -> Iterator[tuple[Fleet, Sent
     ).start()  # fmt: skip
     sentinels = Sentinels(tmp_path, network, primary)
     try:
-        until(sentinels.know_each_other)
+        wait_until(sentinels.know_each_other)
         settings: dict[str, Any] = {
             "cluster": {"redis_url": sentinels.url, "redis_replicas": 1},
         }
@@ -106,7 +107,7 @@ def test_after_a_failover_writes_go_on_and_nothing_stale_is_served(
     before = sentinels.primary()
     fleet.redis.stop()
     assert [thing.get(number) for number in range(3)] == [b"1"] * 3
-    until(lambda: sentinels.primary() != before, what="no failover")
+    wait_until(lambda: sentinels.primary() != before, "there is a failover")
     # The old primary comes back as the replica that `redis_replicas = 1` wants.
     fleet.start_redis()
     for turn in range(6):

@@ -14,10 +14,11 @@ from botocore.exceptions import BotoCoreError, ClientError
 
 from tests.cluster.conftest import absent
 from tests.cluster.faults import unplugged
-from tests.cluster.fleet import Fleet, until
+from tests.cluster.fleet import Fleet
 from tests.cluster.services import redis_server
 from tests.cluster.workload import BOUND_SECONDS
 from tests.faulty import Fault
+from tests.waiting import wait_until
 
 RACKS = ("r1", "r1", "r2")
 FREEZE_SECONDS = 10.0
@@ -81,7 +82,7 @@ class Object:
 
     def put_at_last(self, node: int, body: bytes) -> None:
         """Once all is well again a write succeeds, without hands."""
-        until(lambda: not self.refuses_put(node, body), what="writes never came back")
+        wait_until(lambda: not self.refuses_put(node, body), "writes come back")
 
     def known_to_all(self, body: bytes) -> None:
         """Written, and then remembered by every node."""
@@ -129,7 +130,7 @@ def test_a_member_that_is_killed_while_it_writes_leaves_the_old_or_the_new(
     fleet.origin.fail(Fault("delay", "PutObject", seconds=1.0))
     with ThreadPoolExecutor(1) as pool:
         writing = pool.submit(thing.put, 1, b"2")
-        until(lambda: fleet.origin.seen.requests["PutObject"] > 0)
+        wait_until(lambda: fleet.origin.seen.requests["PutObject"] > 0)
         fleet.kill(1)
         with pytest.raises(BotoCoreError):
             writing.result()
@@ -148,7 +149,7 @@ def test_a_member_that_was_frozen_serves_nothing_stale_from_the_first_moment(
     thing.put(0, b"2")
     with ThreadPoolExecutor(8) as pool:
         asked = [pool.submit(thing.get, 1) for _ in range(8)]
-        until(lambda: time.monotonic() > frozen_at + FREEZE_SECONDS)
+        wait_until(lambda: time.monotonic() > frozen_at + FREEZE_SECONDS)
         fleet.thaw(1)
         assert {each.result() for each in asked} == {b"2"}
     assert thing.get(1) == b"2"
@@ -161,7 +162,7 @@ def test_a_write_through_a_node_that_was_frozen_is_seen_by_all(fleet: Fleet, thi
     frozen_at = time.monotonic()
     with ThreadPoolExecutor(1) as pool:
         writing = pool.submit(thing.put, 1, b"2")
-        until(lambda: time.monotonic() > frozen_at + FREEZE_SECONDS)
+        wait_until(lambda: time.monotonic() > frozen_at + FREEZE_SECONDS)
         assert thing.get(0) == b"1"
         fleet.thaw(1)
         writing.result()
@@ -201,7 +202,7 @@ def test_a_cache_that_is_wiped_costs_time_alone(fleet: Fleet, thing: Object) -> 
     thing.known_to_all(LARGE)
     fleet.wipe(1)
     assert thing.get(1) == LARGE
-    until(lambda: _tier(thing, 1) == "disk", what="nothing is kept again")
+    wait_until(lambda: _tier(thing, 1) == "disk", "something is kept again")
 
 
 def test_a_cache_disk_that_is_unplugged_comes_back_by_itself(
@@ -212,10 +213,10 @@ def test_a_cache_disk_that_is_unplugged_comes_back_by_itself(
         assert thing.get(1) == LARGE
         thing.put(0, LARGE[1:])
         assert thing.get(1) == LARGE[1:]
-        until(lambda: fleet.counter(1, "feedrack_cache_degraded"), what="nobody notices")
-    until(lambda: not fleet.counter(1, "feedrack_cache_degraded"), what="it never recovered")
+        wait_until(lambda: fleet.counter(1, "feedrack_cache_degraded"), "somebody notices")
+    wait_until(lambda: not fleet.counter(1, "feedrack_cache_degraded"), "it recovers")
     assert thing.get(1) == LARGE[1:]
-    until(lambda: _tier(thing, 1) == "disk", what="nothing is kept again")
+    wait_until(lambda: _tier(thing, 1) == "disk", "something is kept again")
 
 
 def test_a_cache_disk_that_is_full_is_passed_by(fleet: Fleet, thing: Object, as_root: None) -> None:
@@ -229,7 +230,7 @@ def test_a_cache_disk_that_is_full_is_passed_by(fleet: Fleet, thing: Object, as_
         assert thing.get(1) == thing.get(2) == LARGE[1:]
     finally:
         subprocess.run(["umount", "--lazy", str(cache)], check=True)
-    until(lambda: _tier(thing, 1) == "disk", what="nothing is kept again")
+    wait_until(lambda: _tier(thing, 1) == "disk", "something is kept again")
 
 
 # Redis
@@ -244,7 +245,7 @@ def test_without_redis_reads_go_on_and_writes_are_refused_until_it_is_back(
     assert thing.refuses_put(0, b"2")
     # Written past the nodes: with no lease, none of them may believe what it remembers.
     fleet.origin_client().put_object(Bucket="train", Key=thing.key, Body=b"3")
-    until(lambda: all(thing.get(number) == b"3" for number in range(3)))
+    wait_until(lambda: all(thing.get(number) == b"3" for number in range(3)))
     fleet.start_redis()
     thing.put_at_last(2, b"4")
     assert [thing.get(number) for number in range(3)] == [b"4"] * 3
@@ -273,7 +274,7 @@ def test_redis_slow_by_half_a_second_slows_writes_and_no_warm_read(
     fleet.await_members()
     thing.put(0, b"2")
     assert [thing.get(number) for number in range(3)] == [b"2"] * 3
-    until(lambda: all(_tier(thing, number) == "disk" for number in range(3)))
+    wait_until(lambda: all(_tier(thing, number) == "disk" for number in range(3)))
     with within(1.5):
         for number in range(3):
             assert thing.get(number) == b"2"
@@ -311,7 +312,7 @@ def test_an_origin_that_errs_is_asked_again_and_never_believed(fleet: Fleet, thi
         return True
 
     for number in range(3):
-        until(lambda number=number: reads(number))  # type: ignore[misc]
+        wait_until(lambda number=number: reads(number))  # type: ignore[misc]
 
 
 @pytest.mark.parametrize("mode", ["hold", "refuse"])
@@ -320,12 +321,14 @@ def test_without_its_origin_what_is_fresh_is_served_and_all_else_refused(
 ) -> None:
     thing.known_to_all(LARGE)
     # Here or near: whoever is not its home keeps it only once it is hot.
-    until(lambda: all(_tier(thing, number) in ("disk", "rack", "remote") for number in range(3)))
+    wait_until(
+        lambda: all(_tier(thing, number) in ("disk", "rack", "remote") for number in range(3))
+    )
     for number in range(3):
         fleet.cut(number, "origin", mode)
     # A node that is slow to answer may be passed over for the origin: then an answer breaks off.
     for number in range(3):
-        until(lambda number=number: _served(thing, number), what="it is not served")  # type: ignore[misc]
+        wait_until(lambda number=number: _served(thing, number), "it is served")  # type: ignore[misc]
     with pytest.raises(ClientError, match="ServiceUnavailable"), within():
         Object(fleet, f"{thing.key} never").get(1)
     assert thing.refuses_put(1, b"2")

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.running import CHUNK_BYTES, Cluster, cluster, until
+from tests.cluster.running import CHUNK_BYTES, Cluster, cluster
 from tests.cluster.test_reading_near import RACKS, put
+from tests.waiting import until
 
 HALF = CHUNK_BYTES // 2
 

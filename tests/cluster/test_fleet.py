@@ -68,10 +68,10 @@ class Line:
         self._server = socket.create_server(("127.0.0.1", 0))
         self.relays = relays
         port = relays.open("line", self._server.getsockname()[:2])
-        self.near = socket.create_connection(("127.0.0.1", port), timeout=10)
+        self.near = socket.create_connection(("127.0.0.1", port), timeout=60)
         self.far, _ = self._server.accept()
 
-    def crosses(self, word: bytes, *, within_seconds: float = 10.0) -> bool:
+    def crosses(self, word: bytes, *, within_seconds: float = 60.0) -> bool:
         self.near.sendall(word)
         self.far.settimeout(within_seconds)
         try:
@@ -98,7 +98,7 @@ def test_a_relay_that_holds_lets_go_of_all_it_held(line: Line) -> None:
     line.relays.set("line", "hold")
     assert not line.crosses(b"two", within_seconds=0.2)
     line.relays.set("line", "open")
-    line.far.settimeout(10)
+    line.far.settimeout(60)
     assert line.far.recv(100) == b"two"
 
 
@@ -139,7 +139,7 @@ def test_namespaces_that_a_killed_run_has_left_are_removed_by_the_next(
     following = namespaces()
     following.start(("r1",))
     try:
-        assert sleeper.wait(timeout=10) != 0
+        assert sleeper.wait(timeout=60) != 0
         assert following._number == number or f"feedrack{number}-hub" not in _spaces()
     finally:
         following.close()

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from tests.cluster.processes import BUCKET, Nodes, nodes, wait
+from tests.cluster.processes import BUCKET, Nodes, nodes
+from tests.waiting import wait_until
 
 KIB = 1024
 MIB = 1024 * KIB
@@ -31,8 +32,8 @@ def test_what_only_a_leaving_node_holds_is_handed_over(three: Nodes) -> None:
         "n1", "POST", "/v1/prefetch", {"dataset": "s3://bucket/data/", "racks": ["r1"]}
     )
     path = f"/v1/prefetch/{document['id']}"
-    wait(lambda: three.ask("n1", "GET", path)[1]["state"] == "done")
-    wait(lambda: three.held("n1", "s3://bucket/")["n2"] > 0)
+    wait_until(lambda: three.ask("n1", "GET", path)[1]["state"] == "done")
+    wait_until(lambda: three.held("n1", "s3://bucket/")["n2"] > 0)
     before = three.of["n1"].origin_gets()
 
     assert three.ask("n2", "POST", "/v1/drain")[0] == 202
@@ -40,8 +41,8 @@ def test_what_only_a_leaving_node_holds_is_handed_over(three: Nodes) -> None:
     assert process is not None
     assert process.wait(timeout=60) == 0
 
-    wait(lambda: three.of["n1"].counter("feedrack_members") == 2)
-    wait(lambda: three.held("n3", "s3://bucket/data/")["n1"] == total)
+    wait_until(lambda: three.of["n1"].counter("feedrack_members") == 2)
+    wait_until(lambda: three.held("n3", "s3://bucket/data/")["n1"] == total)
     for key, body in bodies.items():
         assert read(three, "n1", key) == body
     # In its rack nothing is asked of the origin again.

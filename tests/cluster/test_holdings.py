@@ -25,9 +25,9 @@ from tests.tiers.cached import (
     info,
     put,
     settled,
-    until,
     version,
 )
+from tests.waiting import until
 
 
 class Watched:

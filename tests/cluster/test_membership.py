@@ -21,6 +21,7 @@ from gateway.model.objects import ObjectRef
 from tests.cluster.conftest import absent
 from tests.cluster.loopback import Loopback
 from tests.cluster.services import RedisProcess, redis_server
+from tests.waiting import until
 
 LEASE = 0.6
 KEY = ObjectRef("origin", "bucket", "key")
@@ -137,12 +138,6 @@ async def make_node(redis: RedisProcess) -> AsyncIterator[MakeNode]:
     yield make
     for node in nodes:
         await node.close()
-
-
-async def until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
-    async with asyncio.timeout(seconds):
-        while not condition():
-            await asyncio.sleep(0.005)
 
 
 async def test_members_see_each_other_come_and_go(make_node: MakeNode) -> None:
@@ -303,7 +298,8 @@ async def test_a_node_whose_lease_has_run_out_trusts_nothing_until_it_renews_it(
     one = await make_node("n1")
     await until(one.trusts)
     redis.stop()
-    await until(lambda: not one.trusts(), LEASE + 1)
+    async with asyncio.timeout(LEASE + 1):
+        await until(lambda: not one.trusts())
     with pytest.raises(CoordinatorUnavailable):
         await one.changes.begin([KEY]).settled()
     redis.start(empty=True)

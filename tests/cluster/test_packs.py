@@ -11,10 +11,11 @@ import pytest
 
 import feedrack
 from tests.cluster.conftest import absent
-from tests.cluster.fleet import Fleet, until
+from tests.cluster.fleet import Fleet
 from tests.cluster.services import redis_server
 from tests.node.process import ACCESS_KEY, SECRET_KEY
 from tests.node.real_files import PACKER
+from tests.waiting import wait_until
 
 OBJECTS = {f"p/{number:03}": b"first %02d " % number * 8000 for number in range(40)}
 
@@ -48,7 +49,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
         assert not list((made.origin_folder / "train" / "p").glob("0*")), "nothing was packed"
         for number in (0, 1):
             reader = made.client(number)
-            until(partial(_is_packed, reader))
+            wait_until(partial(_is_packed, reader))
         yield made
 
 
@@ -128,10 +129,10 @@ def test_a_reader_that_maps_shards_on_one_node_sees_writes_through_the_other_at_
             found = near.read([position])
             return found is not None and found[0] is not None
 
-        until(maps, what="nothing was handed over")
+        wait_until(maps, "something is handed over")
         for round_ in range(30, 36):
             key = f"p/{round_:03}"
             assert dataset.read_batch([key]) == [OBJECTS[key]]
             fleet.client(0).put_object(Bucket="train", Key=key, Body=b"third")
             assert dataset.read_batch([key]) == [b"third"]
-        until(maps, what="nothing is mapped any more once the writes are over")
+        wait_until(maps, "something is mapped again once the writes are over")

@@ -13,6 +13,7 @@ from gateway.peers.port import PeerPort
 from gateway.peers.request import PeerAnswer, PeerRequest, Route
 from gateway.telemetry.metrics import Metrics
 from gateway.tiers.peers.client import PeerClient, PeerFailed
+from tests.waiting import until
 
 OURS = Prover(Secret("between us"))
 
@@ -126,10 +127,9 @@ async def test_an_answer_that_takes_long_is_waited_for_while_somebody_is_at_work
 
 async def test_a_node_that_leaves_is_not_waited_for(bench: Bench) -> None:
     asking = asyncio.create_task(bench.client.ask_whole(bench.member(), "/v1/slow", what="slow"))
+    await until(lambda: bench.port._requests)
+    bench.members.set([])
     async with asyncio.timeout(5):
-        while not bench.port._requests:
-            await asyncio.sleep(0.01)
-        bench.members.set([])
         with pytest.raises(PeerFailed):
             await asking
 
@@ -149,8 +149,7 @@ async def test_more_requests_than_it_can_bear_are_turned_away() -> None:
         asking = asyncio.create_task(
             bench.client.ask_whole(bench.member(), "/v1/slow", what="slow")
         )
-        while not bench.port._requests:
-            await asyncio.sleep(0.01)
+        await until(lambda: bench.port._requests)
         assert (await bench.client.ask_whole(bench.member(), "/v1/echo", what="x"))[0] == 503
         bench.slow.set()
         assert (await asking)[0] == 200

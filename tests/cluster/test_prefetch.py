@@ -1,7 +1,6 @@
 """Prefetching by real nodes: each rack gets everything once, whoever dies; and what cannot be done
 is refused with a reason."""
 
-import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -15,11 +14,11 @@ from gateway.errors import CoordinatorUnavailable, NoSuchBucket
 from gateway.index.cluster import Link
 from gateway.store.prefetch import Prefetcher
 from tests.cluster.one_redis import one_redis
-from tests.cluster.processes import Nodes, age, nodes, wait
-from tests.cluster.running import until
+from tests.cluster.processes import Nodes, age, nodes
 from tests.cluster.test_jobs import SPEC, walk_whole
 from tests.node.conftest import MakeNode, make_node
 from tests.node.process import GatewayProcess
+from tests.waiting import until, until_it, wait_until
 
 KIB = 1024
 MIB = 1024 * KIB
@@ -83,13 +82,13 @@ def test_each_rack_gets_a_dataset_once_and_the_origin_gives_it_once(three: Nodes
         "n1", "POST", "/v1/prefetch", {"dataset": "s3://bucket/data/", "racks": ["r1", "r2"]}
     )
     assert status == 202, document
-    wait(lambda: state(three, "n3", document["id"])["state"] == "done")
+    wait_until(lambda: state(three, "n3", document["id"])["state"] == "done")
 
     done = state(three, "n2", document["id"])
     assert done["objects"] == {"found": 12, "done": 12, "failed": 0}
     assert done["bytes"] == {"found": 2 * total, "done": 2 * total, "failed": 0}
     assert done["by_rack"] == [{"rack": "r1", "bytes": total}, {"rack": "r2", "bytes": total}]
-    wait(lambda: sum(three.held("n2", "s3://bucket/data/").values()) == 2 * total)
+    wait_until(lambda: sum(three.held("n2", "s3://bucket/data/").values()) == 2 * total)
     held = three.held("n1", "s3://bucket/data/a/")
     assert held["n1"] > 0
     assert held["n2"] > 0
@@ -122,11 +121,11 @@ def test_a_nodes_death_loses_nothing_of_a_prefetch(three: Nodes) -> None:
     _, document = three.ask(
         "n2", "POST", "/v1/prefetch", {"dataset": "s3://bucket/data/", "racks": ["r1"]}
     )
-    wait(lambda: state(three, "n1", document["id"])["objects"]["done"] > 3)
+    wait_until(lambda: state(three, "n1", document["id"])["objects"]["done"] > 3)
 
     three.of["n2"].kill()
 
-    wait(lambda: state(three, "n1", document["id"])["state"] == "done", seconds=60)
+    wait_until(lambda: state(three, "n1", document["id"])["state"] == "done")
     done = state(three, "n1", document["id"])
     assert done["objects"] == {"found": 60, "done": 60, "failed": 0}
     assert done["bytes"]["done"] == total
@@ -148,7 +147,7 @@ def test_one_node_without_a_cluster_prefetches_by_itself(single: GatewayProcess)
     keys = [f"s3://bucket/data/{number}" for number in (0, 1, 9)]
     status, document = made.ask("n1", "POST", "/v1/prefetch", {"keys": keys, "job": "42"})
     assert status == 202
-    wait(lambda: state(made, "n1", document["id"])["state"] == "done")
+    wait_until(lambda: state(made, "n1", document["id"])["state"] == "done")
 
     done = state(made, "n1", document["id"])
     assert done["objects"] == {"found": 3, "done": 2, "failed": 1}
@@ -252,9 +251,7 @@ async def test_a_job_ends_though_answers_of_redis_were_lost() -> None:
             job = await jobs.get(id_)
             return job is not None and job.state != "running"
 
-        async with asyncio.timeout(20):
-            while not await is_over():
-                await asyncio.sleep(0.01)
+        await until_it(is_over, "the job is over")
         await prefetcher.close()
         await link.close()
         assert not jobs.claims_lost

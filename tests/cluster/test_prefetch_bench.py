@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from tests.cluster.processes import Nodes, age, wait
+from tests.cluster.processes import Nodes, age
 from tests.node.conftest import MakeNode, make_node
+from tests.waiting import wait_until
 
 __all__ = ["make_node"]
 
@@ -58,7 +59,7 @@ def test_a_running_reads_p99_moves_by_less_than_a_tenth(make_node: MakeNode) -> 
         read_for = time.perf_counter() - begun
         done_bytes = made.ask("n1", "GET", path)[1]["bytes"]["done"]
         sys.stdout.write(f"{done_bytes / MIB / read_for:.0f} MiB/s prefetched beside reads\n")
-        wait(partial(is_done, made, path), seconds=90)
+        wait_until(partial(is_done, made, path))
     sys.stdout.write(f"p99 alone {statistics.median(alone) * 1e3:.2f} ms, rounds {alone}\n")
     sys.stdout.write(
         f"p99 beside a prefetch {statistics.median(beside) * 1e3:.2f} ms, rounds {beside}\n"

@@ -11,8 +11,9 @@ from gateway.cluster.members import Member
 from gateway.cluster.placement import homes
 from gateway.model.objects import ObjectRef
 from tests.cluster.conftest import MakeFleet
-from tests.cluster.fleet import Fleet, until
+from tests.cluster.fleet import Fleet
 from tests.faulty import Fault
+from tests.waiting import wait_until
 
 CHUNK = 1024 * 1024
 THREE = ("a", "b", "c")
@@ -23,7 +24,9 @@ def three(make_fleet: MakeFleet) -> Fleet:
     """Three nodes in three racks."""
     fleet = make_fleet(racks=THREE, settings={"buckets": {"train": {"freshness_seconds": 3600}}})
     # Until nodes that were here before could no longer be.
-    until(lambda: all(fleet.counter(number, "feedrack_lease_seconds") > 0 for number in range(3)))
+    wait_until(
+        lambda: all(fleet.counter(number, "feedrack_lease_seconds") > 0 for number in range(3))
+    )
     return fleet
 
 
@@ -76,7 +79,7 @@ def test_the_origin_gives_no_byte_twice_when_a_filling_process_ends_half_way(
     with ThreadPoolExecutor(2) as pool:
         reads = [pool.submit(read, three, number, key) for number in (1, 2)]
         # What the origin gave has come to those who follow.
-        until(
+        wait_until(
             lambda: all(
                 three.counter(number, "feedrack_cross_rack_bytes_total") == half
                 for number in (1, 2)

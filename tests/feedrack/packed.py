@@ -1,8 +1,7 @@
 """A gateway over a packed bucket, and readers on its machine."""
 
 import random
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from packer.progress import Silent
 from packer.stores.choice import Dataset as PackedDataset
 from packer.stores.choice import open_store
 from tests.node.process import ACCESS_KEY, SECRET_KEY, GatewayProcess
+from tests.waiting import wait_until
 
 # Some shards, each larger than what the cache keeps as a small object.
 OBJECTS = {
@@ -21,15 +21,6 @@ OBJECTS = {
     for number in range(400)
 }
 KEYS = sorted(OBJECTS)
-_DEADLINE_SECONDS = 30.0
-
-
-def settle(done: Callable[[], bool]) -> None:
-    """Waits until something is so. Fails where it never is."""
-    deadline = time.monotonic() + _DEADLINE_SECONDS
-    while not done():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 class PackedNode:
@@ -88,7 +79,7 @@ class PackedNode:
     def warm(self, **options: Any) -> Dataset:
         """The dataset once all its shards are mapped."""
         dataset = self.open(**options)
-        settle(lambda: self._mapped(dataset))
+        wait_until(lambda: self._mapped(dataset))
         return dataset
 
     def _mapped(self, dataset: Dataset) -> bool:

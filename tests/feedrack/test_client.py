@@ -132,7 +132,7 @@ def test_only_the_beginning_of_an_answer_is_waited_for_longer(last: bool) -> Non
 
 
 def test_threads_have_connections_of_their_own() -> None:
-    both = threading.Barrier(2, timeout=20)
+    both = threading.Barrier(2, timeout=60)
 
     def script(_: Asked) -> Reply:
         both.wait()

@@ -14,8 +14,9 @@ from feedrack import MissingObject, Unavailable
 from feedrack.handed import NotHere, ask_offer, fetch
 from feedrack.offer import Offer
 from tests.feedrack.conftest import Served
-from tests.feedrack.packed import KEYS, OBJECTS, PackedNode, is_near, settle
+from tests.feedrack.packed import KEYS, OBJECTS, PackedNode, is_near
 from tests.feedrack.test_processes import share_out
+from tests.waiting import wait_until
 
 EVERYTHING = list(OBJECTS.values())
 
@@ -107,7 +108,7 @@ def test_what_is_written_is_read_at_once_and_the_rest_stays_near(own: PackedNode
         own.s3.delete_object(Bucket="train", Key=KEYS[6])
         with pytest.raises(MissingObject):
             dataset.read_batch([4, 5, 6])
-        settle(lambda: is_near(dataset))
+        wait_until(lambda: is_near(dataset))
         assert dataset.near is not None
         assert dataset.near.read([4, 5, 6, 7]) == [EVERYTHING[4], None, None, EVERYTHING[7]]
         assert dataset.read_batch([4, 5, 7]) == [EVERYTHING[4], b"new", EVERYTHING[7]]
@@ -138,7 +139,7 @@ def test_no_read_is_older_than_the_last_write_that_was_answered(own: PackedNode)
             own.put(key, b"%d" % number)
             answered[key] = number
             if number % 10 == 0:
-                settle(lambda: is_near(dataset))
+                wait_until(lambda: is_near(dataset))
         done.set()
         for thread in threads:
             thread.join()
@@ -148,12 +149,12 @@ def test_no_read_is_older_than_the_last_write_that_was_answered(own: PackedNode)
 def test_a_gateway_that_is_killed_is_believed_for_a_moment_only(own: PackedNode) -> None:
     with own.warm(attempts=1) as dataset:
         own.process.kill()
-        settle(lambda: not is_near(dataset))
+        wait_until(lambda: not is_near(dataset))
         with pytest.raises(Unavailable):
             dataset.read_batch([1, 2])
         own.process.start()
         assert dataset.read_batch([1, 2]) == EVERYTHING[1:3]
-        settle(lambda: is_near(dataset))
+        wait_until(lambda: is_near(dataset))
         assert dataset.read_batch(range(len(KEYS))) == EVERYTHING
 
 
@@ -165,17 +166,17 @@ def test_a_write_through_the_next_gateway_is_not_missed(own: PackedNode) -> None
             own.process.start()
             own.put(KEYS[number], b"after %d" % number)
             assert dataset[number] == b"after %d" % number
-            settle(lambda: is_near(dataset))
+            wait_until(lambda: is_near(dataset))
 
 
 def test_a_gateway_that_is_frozen_is_believed_for_a_moment_only(own: PackedNode) -> None:
     with own.warm() as dataset:
         os.kill(own.process.pid, signal.SIGSTOP)
         try:
-            settle(lambda: not is_near(dataset))
+            wait_until(lambda: not is_near(dataset))
         finally:
             os.kill(own.process.pid, signal.SIGCONT)
-        settle(lambda: is_near(dataset))
+        wait_until(lambda: is_near(dataset))
         assert dataset.read_batch(range(len(KEYS))) == EVERYTHING
 
 
@@ -205,10 +206,10 @@ def test_a_new_pack_is_taken_over(tmp_path_factory: pytest.TempPathFactory) -> N
                 generations = [pack.generation for pack in catalog.packs] if catalog else []
                 return generations == [3] and (near.read([310]) or [None])[0] is not None
 
-            settle(taken_over)
+            wait_until(taken_over)
             assert near.read([310, 10]) == [b"behind" * 1000, EVERYTHING[10]]
             node.drop()
-            settle(lambda: near.read([0]) is None)
+            wait_until(lambda: near.read([0]) is None)
             node.put(KEYS[10], b"newer")
             assert dataset.read_batch([310, 10, 11]) == [
                 b"behind" * 1000,
@@ -229,9 +230,9 @@ def test_what_a_node_cannot_confirm_is_not_believed_beyond_the_freshness(
         with node.warm() as dataset:
             assert is_near(dataset)
             origin.rename(away)
-            settle(lambda: not is_near(dataset))
+            wait_until(lambda: not is_near(dataset))
             away.rename(origin)
-            settle(lambda: is_near(dataset))
+            wait_until(lambda: is_near(dataset))
             assert dataset.read_batch(range(len(KEYS))) == EVERYTHING
     finally:
         node.close()
@@ -334,7 +335,7 @@ def test_a_page_cannot_be_written_to(kept: PackedNode) -> None:
 def test_nonsense_is_hung_up_on(kept: PackedNode, raw: bytes) -> None:
     offer = _offer(kept)
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as wire:
-        wire.settimeout(10)
+        wire.settimeout(60)
         wire.connect("\0" + offer.socket)
         wire.send(raw)
         assert wire.recv(10) == b""
@@ -409,7 +410,7 @@ def test_workers_of_a_node_hand_over_what_their_keeper_holds(
             for number in range(10):
                 node.put(KEYS[number], b"new %d" % number)
                 assert dataset[number] == b"new %d" % number
-            settle(lambda: is_near(dataset))
+            wait_until(lambda: is_near(dataset))
             assert dataset.read_batch(range(10)) == [b"new %d" % number for number in range(10)]
     finally:
         assert node.process.stop() == 0

@@ -5,7 +5,7 @@ import asyncio
 import errno
 import random
 import tempfile
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from gateway.index.held import HeldIndex, IndexLost, translated
 from gateway.index.records import Table
+from tests.waiting import until
 
 MAX_BYTES = 16 * 1024**2
 Error = OSError | IndexLost
@@ -50,12 +51,6 @@ async def opened(
         yield index
     finally:
         await index.close()
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20):
-        while not condition():
-            await asyncio.sleep(0.01)
 
 
 async def test_a_write_is_seen_at_once_and_committed_a_little_later(tmp_path: Path) -> None:

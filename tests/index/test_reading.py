@@ -13,6 +13,7 @@ from gateway.index.held import HeldIndex, IndexLost
 from gateway.index.reading import HeldReader
 from gateway.index.records import Table
 from tests.beside import Other, other_process
+from tests.waiting import until_it
 
 MAX_BYTES = 16 * 1024**2
 
@@ -33,9 +34,11 @@ def reading(path: Path, map_bytes: int = 1024**2) -> AbstractAsyncContextManager
 
 
 async def until_found(other: Other, key: str, value: str | None) -> None:
-    async with asyncio.timeout(20):
-        while await other.ask("get", table="SMALL", key=key) != value:
-            await asyncio.sleep(0.01)
+    async def is_found() -> bool:
+        found: str | None = await other.ask("get", table="SMALL", key=key)
+        return found == value
+
+    await until_it(is_found, f"{key} is {value}")
 
 
 async def test_what_is_committed_is_found_by_another_process(tmp_path: Path) -> None:

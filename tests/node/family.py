@@ -2,8 +2,7 @@
 
 import http.client
 import select
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 from urllib.parse import urlsplit
@@ -11,14 +10,7 @@ from urllib.parse import urlsplit
 import psutil
 
 from tests.node.process import GatewayProcess
-
-
-def until(condition: Callable[[], object], seconds: float = 30.0) -> None:
-    """Waits until `condition()` is true."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "the condition never came true"
-        time.sleep(0.01)
+from tests.waiting import wait_until
 
 
 class Family:
@@ -49,7 +41,7 @@ class Family:
         with self.clients() as clients:
             for client in clients:
                 for path in paths:
-                    until(lambda client=client, path=path: self._answers(client, path))  # type: ignore[misc]
+                    wait_until(lambda client=client, path=path: self._answers(client, path))  # type: ignore[misc]
 
     def _answers(self, client: "Client", path: str) -> bool:
         self.keeper.suspend()
@@ -122,7 +114,7 @@ class Client:
                         return True
             return False
 
-        until(look)
+        wait_until(look)
         return found[0]
 
     def get(self, path: str, **headers: str) -> tuple[int, bytes, dict[str, str]]:

@@ -153,7 +153,7 @@ class GatewayProcess:
         request = urllib.request.Request(
             f"{self.admin_url}/metrics", headers={"Authorization": f"Bearer {ADMIN_TOKEN}"}
         )
-        with urllib.request.urlopen(request, timeout=10) as answer:
+        with urllib.request.urlopen(request, timeout=60) as answer:
             text = answer.read().decode()
         return sum(
             sample.value

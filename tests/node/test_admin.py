@@ -16,7 +16,7 @@ def _ask(node: GatewayProcess, path: str) -> tuple[int, Any]:
         f"{node.admin_url}{path}", headers={"Authorization": f"Bearer {ADMIN_TOKEN}"}
     )
     try:
-        with urllib.request.urlopen(request, timeout=10) as answer:
+        with urllib.request.urlopen(request, timeout=60) as answer:
             return answer.status, json.loads(answer.read())
     except urllib.error.HTTPError as error:
         return error.code, json.loads(error.read())
@@ -71,7 +71,7 @@ def test_bytes_are_counted_by_the_tier_each_came_from(node: GatewayProcess) -> N
 
 def test_what_is_not_http_is_logged_and_counted_too(node: GatewayProcess) -> None:
     host, _, port = node.endpoint_url.removeprefix("http://").partition(":")
-    with socket.create_connection((host, int(port)), timeout=10) as connection:
+    with socket.create_connection((host, int(port)), timeout=60) as connection:
         connection.sendall(b"NOT HTTP AT ALL\r\n\r\n")
         assert b" 400 " in connection.recv(4096)[:20]
     node.stop()

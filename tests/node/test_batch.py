@@ -19,9 +19,10 @@ from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials
 
 from tests.node.conftest import MakeNode
-from tests.node.family import Family, until
+from tests.node.family import Family
 from tests.node.process import ACCESS_KEY, SECRET_KEY, GatewayProcess
 from tests.s3.batch_reading import document, parse_frames
+from tests.waiting import wait_until
 
 CHANCE = random.Random(11)
 
@@ -90,8 +91,8 @@ def test_a_client_that_leaves_ends_its_batch(make_node: MakeNode, workers: int) 
     with asked(node, [f"k{number:02}" for number in range(100)]) as answer:
         assert answer.status == 200
         answer.read(1000)
-    until(lambda: node.counter("feedrack_requests_in_flight") == 0)
-    until(lambda: node.counter("feedrack_fills_in_flight") == 0)
+    wait_until(lambda: node.counter("feedrack_requests_in_flight") == 0)
+    wait_until(lambda: node.counter("feedrack_fills_in_flight") == 0)
     assert node.counter("feedrack_requests_total", operation="GetObjects", code="broken") == 1
     assert node.counter("feedrack_origin_read_bytes_total") < 150_000_000
 
@@ -110,7 +111,7 @@ def test_a_batch_whose_keeper_dies_is_seen_to_be_cut_short(make_node: MakeNode) 
                 begun += block
     assert parse_frames(begun)[1] is None
     # The next keeper answers as if nothing had been.
-    until(lambda: _status(node) == 200)
+    wait_until(lambda: _status(node) == 200)
 
 
 def _status(node: GatewayProcess) -> int:

@@ -52,7 +52,7 @@ def _send(url: str, method: str, body: bytes | None = None) -> tuple[int, bytes]
     headers = {"Content-Type": "application/octet-stream"}
     request = urllib.request.Request(url, data=body, method=method, headers=headers)
     try:
-        with urllib.request.urlopen(request, timeout=20) as answer:
+        with urllib.request.urlopen(request, timeout=60) as answer:
             return answer.status, answer.read()
     except urllib.error.HTTPError as error:
         return error.code, error.read()

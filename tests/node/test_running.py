@@ -3,7 +3,6 @@
 import json
 import random
 import threading
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable
@@ -17,6 +16,7 @@ import trustme
 from botocore.config import Config
 
 from tests.node.process import ACCESS_KEY, ADMIN_TOKEN, SECRET_KEY, GatewayProcess
+from tests.waiting import wait_until
 
 
 def _ask(
@@ -26,7 +26,7 @@ def _ask(
     if token is not None:
         request.add_header("Authorization", f"Bearer {token}")
     try:
-        with urllib.request.urlopen(request, timeout=10) as answer:
+        with urllib.request.urlopen(request, timeout=60) as answer:
             return answer.status, json.loads(answer.read())
     except urllib.error.HTTPError as error:
         return error.code, json.loads(error.read())
@@ -94,7 +94,10 @@ def test_multipart_objects_are_warm_however_their_parts_lie(node: GatewayProcess
         client.complete_multipart_upload(
             Bucket="parts", Key=key, UploadId=upload, MultipartUpload={"Parts": parts}
         )
-        _until_held(node, f"parts/{key}", 2 * size + 4)
+        wait_until(
+            lambda key=key, size=size: _held(node, f"parts/{key}") == 2 * size + 4,  # type: ignore[misc]
+            f"all of {key} is held",
+        )
         assert client.get_object(Bucket="parts", Key=key)["Body"].read() == b"".join(bodies)
     assert node.origin_gets() == 0
 
@@ -102,17 +105,6 @@ def test_multipart_objects_are_warm_however_their_parts_lie(node: GatewayProcess
 def _held(node: GatewayProcess, dataset: str) -> int:
     held: int = _ask(node, f"/v1/datasets?dataset=s3://{dataset}")[1]["nodes"][0]["bytes"]
     return held
-
-
-def _until_held(node: GatewayProcess, dataset: str, size_bytes: int) -> None:
-    _until(lambda: _held(node, dataset) == size_bytes)
-
-
-def _until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "the condition never came true"
-        time.sleep(0.02)
 
 
 def test_sigterm_finishes_the_request_in_flight_and_exits_0(node: GatewayProcess) -> None:
@@ -125,7 +117,7 @@ def test_sigterm_finishes_the_request_in_flight_and_exits_0(node: GatewayProcess
     statuses: list[int] = []
     stopping = threading.Thread(target=lambda: statuses.append(node.stop()))
     stopping.start()
-    _until(lambda: b'"draining"' in node.log.read_bytes())
+    wait_until(lambda: b'"draining"' in node.log.read_bytes())
     assert first + stream.read() == body
     stopping.join(timeout=60)
     assert statuses == [0]
@@ -143,7 +135,7 @@ def test_the_drain_call_makes_the_node_unready_finishes_what_is_in_flight_and_ex
     assert _ask(node, "/readyz", None)[0] == 200
     assert _ask(node, "/v1/drain", None, "POST")[0] == 401
     assert _ask(node, "/v1/drain", method="POST") == (202, {"status": "draining"})
-    _until(lambda: _ask(node, "/readyz", None)[0] != 200)
+    wait_until(lambda: _ask(node, "/readyz", None)[0] != 200)
     status, readiness = _ask(node, "/readyz", None)
     assert (status, readiness["ready"], readiness["state"]) == (503, False, "draining")
     assert _ask(node, "/healthz", None)[0] == 200
@@ -206,7 +198,7 @@ def test_one_line_is_logged_for_each_request_and_no_secret_in_any(node: GatewayP
     url = client.generate_presigned_url("get_object", Params={"Bucket": "logs", "Key": "nope"})
     signature = parse_qs(urlsplit(url).query)["X-Amz-Signature"][0]
     with pytest.raises(urllib.error.HTTPError, match="404"):
-        urllib.request.urlopen(url, timeout=10)
+        urllib.request.urlopen(url, timeout=60)
     node.stop()
     text = node.log.read_text()
     lines = [json.loads(line) for line in text.splitlines() if line.startswith("{")]

@@ -15,6 +15,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 from tests.faulty import Fault, FlakyOrigin, flaky_origin
 from tests.node.process import GatewayProcess, s3_origin_settings
 from tests.origins import ACCESS_KEY, SECRET_KEY, moto_server
+from tests.waiting import SECONDS
 
 MakeNode = Callable[..., GatewayProcess]
 LARGE = random.Random(5).randbytes(5 * 1024 * 1024 + 321)
@@ -246,7 +247,7 @@ def test_a_write_past_the_node_is_noticed_when_freshness_ends_and_never_mixed_wi
     # Two chunks of six: an answer that mixes would take them from here.
     assert _get(node, "k", Range="bytes=1048576-3145727") == old[1048576:3145728]
     behind.put_object(Bucket="train", Key="k", Body=new)
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + SECONDS
     found = old
     while found != new:
         assert time.monotonic() < deadline, "the new body never came"

@@ -19,9 +19,10 @@ import pytest
 from botocore.exceptions import BotoCoreError, ClientError
 
 from tests.node.conftest import MakeNode
-from tests.node.family import Client, Family, public, until
+from tests.node.family import Client, Family, public
 from tests.node.process import GatewayProcess
 from tests.node.test_running import _ask
+from tests.waiting import wait_until
 
 SMALL = b"s" * 5000
 LARGE = random.Random(1).randbytes(3_000_000)
@@ -83,7 +84,7 @@ def loaded(node: GatewayProcess, each: int = 3) -> Iterator[tuple[Family, Load, 
         load = Load(node, clients)
         load.start()
         try:
-            until(lambda: load.answered > 50)
+            wait_until(lambda: load.answered > 50)
             yield family, load, clients
         finally:
             load.stop()
@@ -97,7 +98,7 @@ def node(make_node: MakeNode) -> GatewayProcess:
 def _more(load: Load, count: int = 200) -> None:
     """Waits until that many further answers have been given."""
     goal = load.answered + count
-    until(lambda: load.answered >= goal)
+    wait_until(lambda: load.answered >= goal)
 
 
 def test_a_worker_that_is_killed_breaks_its_own_connections_only_and_is_replaced(
@@ -109,8 +110,8 @@ def test_a_worker_that_is_killed_breaks_its_own_connections_only_and_is_replaced
             mine = clients[:3]
             before = {worker.pid for worker in family.workers}
             victim.kill()
-            until(lambda before=before: len({w.pid for w in family.workers} - before) == 1)  # type: ignore[misc]
-            until(lambda: _ask(node, "/readyz", None)[1].get("ready"))
+            wait_until(lambda before=before: len({w.pid for w in family.workers} - before) == 1)  # type: ignore[misc]
+            wait_until(lambda: _ask(node, "/readyz", None)[1].get("ready"))
             _more(load)
             [victim] = [worker for worker in family.workers if worker.pid != other.pid]
         assert not load.wrong
@@ -133,17 +134,17 @@ def test_a_supervisor_that_can_start_no_process_tries_until_it_can(
     victim = family.workers[0] if role == "worker" else family.keeper
     with family.clients(each=2) as clients:
         victim.kill()
-        until(lambda: family.logged("process died") >= 4)
+        wait_until(lambda: family.logged("process died") >= 4)
         assert node.process is not None
         assert node.process.poll() is None
         assert family.logged("metrics of an ended process kept") == 1
         if role == "worker":
             assert [c.get("/load/none")[0] for c in clients[2:]] == [404, 404]
         resource.prlimit(node.pid, resource.RLIMIT_NOFILE, limits)
-        until(lambda: len(family.workers) == 2 and len(family._children("keeper")) == 1)
-        until(lambda: _readiness(node) == 200)
+        wait_until(lambda: len(family.workers) == 2 and len(family._children("keeper")) == 1)
+        wait_until(lambda: _readiness(node) == 200)
     # Of those that the dead one had, none is counted any more.
-    until(lambda: node.counter("feedrack_connections") == 0)
+    wait_until(lambda: node.counter("feedrack_connections") == 0)
     assert descriptors() == before
     client = node.client()
     client.put_object(Bucket="load", Key="small", Body=SMALL)
@@ -158,13 +159,13 @@ def test_a_keeper_that_is_killed_is_replaced_and_no_request_of_a_reader_fails(
         for _ in range(3):
             keeper = family.keeper
             keeper.kill()
-            until(
+            wait_until(
                 lambda keeper=keeper: any(  # type: ignore[misc]
                     child.pid != keeper.pid for child in family._children("keeper")
                 )
             )
             _more(load, 300)
-        until(lambda: _ask(node, "/readyz", None)[0] == 200)
+        wait_until(lambda: _ask(node, "/readyz", None)[0] == 200)
         assert not load.wrong, load.wrong[:5]
         # Answers that were on their way break; all others are asked for again.
         assert sum(load.broken.values()) <= 3 * len(load.broken)
@@ -211,10 +212,10 @@ def test_writes_across_kills_of_the_keeper_are_kept_once_they_are_answered(
         thread.start()
     for _ in range(4):
         goal = rounds + 30
-        until(lambda goal=goal: rounds > goal)  # type: ignore[misc]
+        wait_until(lambda goal=goal: rounds > goal)  # type: ignore[misc]
         family.keeper.kill()
-        until(lambda: len(family._children("keeper")) == 1)
-        until(lambda: _readiness(node) == 200)
+        wait_until(lambda: len(family._children("keeper")) == 1)
+        wait_until(lambda: _readiness(node) == 200)
     over.set()
     for thread in threads:
         thread.join(timeout=60)
@@ -241,7 +242,7 @@ def test_sigterm_lets_every_process_finish_what_is_in_flight(node: GatewayProces
     statuses: list[int] = []
     stopping = threading.Thread(target=lambda: statuses.append(node.stop()))
     stopping.start()
-    until(lambda: b'"draining"' in node.log.read_bytes())
+    wait_until(lambda: b'"draining"' in node.log.read_bytes())
     for first, stream in zip(firsts, streams, strict=True):
         assert first + stream.read() == body
     stopping.join(timeout=60)
@@ -257,7 +258,7 @@ def test_the_drain_call_makes_the_node_unready_and_ends_it(node: GatewayProcess)
     stream = client.get_object(Bucket="drain", Key="k")["Body"]
     first = stream.read(100_000)
     assert _ask(node, "/v1/drain", method="POST") == (202, {"status": "draining"})
-    until(lambda: _ask(node, "/readyz", None)[1]["state"] == "draining")
+    wait_until(lambda: _ask(node, "/readyz", None)[1]["state"] == "draining")
     assert first + stream.read() == body
     assert node.process is not None
     assert node.process.wait(timeout=60) == 0
@@ -347,7 +348,7 @@ def test_requests_that_need_a_keeper_get_503_where_none_comes(make_node: MakeNod
         try:
             keeper = family.keeper
             keeper.kill()
-            until(lambda: keeper.status() == psutil.STATUS_ZOMBIE)
+            wait_until(lambda: keeper.status() == psutil.STATUS_ZOMBIE)
             began = time.monotonic()
             status, body, headers = clients[0].get("/load/none")
             assert status == 503

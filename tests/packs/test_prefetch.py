@@ -1,11 +1,11 @@
 """What is packed is prefetched by whole shards, and everything then answered from the disk."""
 
-import asyncio
 import random
 
 from gateway.cluster.warming import Spec
 from tests.packs.conftest import Packing
 from tests.s3.running import call
+from tests.waiting import until_it
 
 CHANCE = random.Random(11)
 
@@ -22,9 +22,14 @@ async def test_a_packed_prefix_comes_in_by_its_shards(packing: Packing) -> None:
         service = node.node.service
 
         id_ = await prefetcher.create(Spec(packing.name, "p", (), (), (), ""), 0)
-        async with asyncio.timeout(30):
-            while (job := await prefetcher.get(id_)) is None or job.state == "running":
-                await asyncio.sleep(0.02)
+
+        async def is_over() -> bool:
+            job = await prefetcher.get(id_)
+            return job is not None and job.state != "running"
+
+        await until_it(is_over, "the prefetch is over")
+        job = await prefetcher.get(id_)
+        assert job is not None
 
         shards = await service.shards_of(packing.name, "p/")
         assert len(shards) > 1

@@ -9,10 +9,11 @@ import pytest
 from botocore.exceptions import BotoCoreError, ClientError
 
 from tests.faulty import Fault, FlakyOrigin, flaky_origin
-from tests.node.family import Family, public, until
+from tests.node.family import Family, public
 from tests.node.process import GatewayProcess, s3_origin_settings
 from tests.origins import MotoServer
 from tests.packs.conftest import Packing
+from tests.waiting import wait_until
 
 OBJECTS = {f"p/{number:02}": bytes([number]) * 1000 * (number + 1) for number in range(30)}
 NOTHING = Fault("delay", seconds=0.0)
@@ -75,7 +76,7 @@ def test_a_node_killed_between_origin_and_log_acknowledged_nothing(
         flaky.fail(Fault("delay", "PutObject", seconds=0.0))
         flaky.fail(Fault("stall", "PutObject"))
         asked = begin(s3.put_object, Bucket=bucket, Key="p/00", Body=b"new")
-        until(lambda: flaky.seen.requests["PutObject"] == before + 2)
+        wait_until(lambda: flaky.seen.requests["PutObject"] == before + 2)
         node.kill()
         asked.join()
         flaky.heal()
@@ -107,7 +108,7 @@ def test_a_node_killed_while_a_pack_comes_in_brings_it_in_again(
             flaky.fail(Fault("delay", "GetObject", seconds=0.0), times=passing)
             flaky.fail(Fault("stall", "GetObject", after_bytes=5000))
             asked = begin(node.client().get_object, Bucket=bucket, Key="p/00")
-            until(lambda: flaky.seen.requests["GetObject"] == before + passing + 1)  # noqa: B023
+            wait_until(lambda: flaky.seen.requests["GetObject"] == before + passing + 1)  # noqa: B023
             node.kill()
             asked.join()
             flaky.heal()

@@ -42,7 +42,7 @@ async def test_a_child_gets_its_start_and_then_its_orders(
     child.open(on_order=heard.append, on_lost=lost.set)
     supervisor.order("drain")
     supervisor.close()
-    await asyncio.wait_for(lost.wait(), 10)
+    await asyncio.wait_for(lost.wait(), 60)
     assert heard == ["reload", "drain"]
     child.tell(Ready())
 

@@ -1,7 +1,6 @@
 """Payloads by RDMA at the S3 port, over a soft device: what moves, what is declined, what is
 refused."""
 
-import asyncio
 import hashlib
 import json
 import os
@@ -15,7 +14,7 @@ from gateway.rdma.wire import FALLBACK_HEADER, REPLY_HEADER, TRANSFERRED_HEADER,
 from tests.rdma.raw import RawClient, checksum, counted, put
 from tests.rdma.soft import Fabric, SoftDevice
 from tests.s3.running import RESTRICTED, Running, running
-from tests.tiers.cached import until
+from tests.waiting import until, until_it
 
 MIB = 1024**2
 
@@ -70,11 +69,12 @@ async def test_what_lies_on_the_disk_is_sent_without_a_copy(
         assert (reply.status, client.memory[: 3 * MIB] == data) == (200, True)
         return counted(node, "rdma_copied_bytes_total", operation="GetObject") - before
 
+    async def is_sent_as_it_lies() -> bool:
+        return not await copied()
+
     assert await copied() == 3 * MIB
-    async with asyncio.timeout(60):
-        # The first read from the disk checks every block.
-        while await copied():
-            pass
+    # The first read from the disk checks every block.
+    await until_it(is_sent_as_it_lies, "nothing is copied")
 
 
 async def test_the_log_tells_what_moved(

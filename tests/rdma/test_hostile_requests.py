@@ -18,6 +18,7 @@ from gateway.store.reading import ReadAnswer
 from tests.rdma.raw import RawClient, checksum, counted, put
 from tests.rdma.soft import Fabric
 from tests.s3.running import ACCESS_KEY, RESTRICTED, SECRET_KEY, Running
+from tests.waiting import until
 
 MIB = 1024**2
 
@@ -226,19 +227,14 @@ async def test_a_client_that_hangs_up_leaves_nothing_behind(
         wire = await node.connect()
         posted = fabric.posted
         await wire.send(node.signed(method, target if method == "GET" else "/train/n", headers))
-        async with asyncio.timeout(10):
-            while fabric.posted == posted:
-                await asyncio.sleep(0.005)
+        await until(lambda posted=posted: fabric.posted != posted)  # type: ignore[misc]
         await wire.close()
         await asyncio.sleep(0.05)
         fabric.held = False
         for pair in list(fabric.pairs.values()):
             pair.go_on()
-        async with asyncio.timeout(10):
-            while node.node.parts.rdma.buffers_free != 4:
-                await asyncio.sleep(0.005)
-            while any(each.transfers for each in node.node.parts.rdma._table):
-                await asyncio.sleep(0.005)
+        await until(lambda: node.node.parts.rdma.buffers_free == 4)
+        await until(lambda: not any(each.transfers for each in node.node.parts.rdma._table))
         if not counted(node, "rdma_sessions"):
             await client.connect()
     assert not (node.root / "train" / "n").exists()

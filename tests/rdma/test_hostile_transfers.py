@@ -4,7 +4,7 @@ import asyncio
 import os
 import resource
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from gateway.rdma.token import Token
 from gateway.rdma.transfers import NoBuffer, Transfer, TransferFailed
 from tests.rdma.soft import Fabric, SoftDevice, SoftPair, SoftRegistration
 from tests.rdma.test_server import BUFFERS, Lab
+from tests.waiting import until
 
 MIB = 1024**2
 
@@ -36,11 +37,6 @@ class Ends(Lab):
         transfer = self.server.claim(tenant, token)
         assert transfer is not None
         return transfer
-
-    async def until(self, condition: Callable[[], bool]) -> None:
-        async with asyncio.timeout(10):
-            while not condition():
-                await asyncio.sleep(0.002)
 
 
 @pytest.fixture
@@ -83,7 +79,7 @@ async def test_reading_ahead_has_a_time_limit_too(ends: Ends) -> None:
         await within(3, reader.read())
     reader.close()
     await within(8, transfer.close())
-    await ends.until(lambda: ends.server.buffers_free == BUFFERS)
+    await until(lambda: ends.server.buffers_free == BUFFERS)
 
 
 async def test_closing_does_not_wait_for_a_sign_of_life() -> None:
@@ -92,7 +88,7 @@ async def test_closing_does_not_wait_for_a_sign_of_life() -> None:
     ends.connect()
     ends.fabric.held = True
     ends.clock.now += 15
-    await ends.until(lambda: ends.fabric.posted > 0)
+    await until(lambda: ends.fabric.posted > 0)
     # What a queue pair that fails may take to settle is five seconds.
     await within(8, ends.server.close())
     ends.client.close()
@@ -114,7 +110,7 @@ async def test_a_transfer_that_is_cut_is_over_soon() -> None:
             await transfer.close()
 
     answering = asyncio.create_task(answer())
-    await ends.until(lambda: ends.fabric.posted == 2)
+    await until(lambda: ends.fabric.posted == 2)
     answering.cancel()
     try:
         # What a queue pair that fails may take to settle is five seconds.
@@ -155,7 +151,7 @@ async def test_a_buffer_that_a_thread_still_fills_is_nobody_elses(
     session, _ = ends.connect()
     first = ends.claim(session, MIB)
     writing = asyncio.create_task(first.write_file(descriptor, 0, 1000))
-    await ends.until(begun.is_set)
+    await until(begun.is_set)
     writing.cancel()
     await asyncio.gather(writing, return_exceptions=True)
     closing = asyncio.create_task(first.close())
@@ -168,7 +164,7 @@ async def test_a_buffer_that_a_thread_still_fills_is_nobody_elses(
         buffer.memory[:1000] = b"o" * 1000
         taken.append(buffer)
     go_on.set()
-    await ends.until(over.is_set)
+    await until(over.is_set)
     assert [bytes(each.memory[:1000]) for each in taken] == [b"o" * 1000] * len(taken)
     for buffer in taken:
         pool.give(buffer)
@@ -183,7 +179,7 @@ async def test_a_transfer_that_is_closed_touches_no_memory_of_the_clients(ends: 
     reader = transfer.reader()
     ends.fabric.held = True
     reading = asyncio.create_task(reader.read())
-    await ends.until(lambda: ends.fabric.posted == 2)
+    await until(lambda: ends.fabric.posted == 2)
     # A PUT that ends early: an origin that fails, a body that is too slow.
     reading.cancel()
     await asyncio.gather(reading, return_exceptions=True)
@@ -205,7 +201,7 @@ async def test_a_transfer_that_is_cancelled_while_it_waits_is_closed_once_nothin
     await transfer.write(b"x" * MIB)
     finishing = asyncio.create_task(transfer.finish())
     # The piece and the READ behind it.
-    await ends.until(lambda: ends.fabric.posted == 2)
+    await until(lambda: ends.fabric.posted == 2)
     await asyncio.sleep(0)
     finishing.cancel()
     await asyncio.gather(finishing, return_exceptions=True)
@@ -300,7 +296,7 @@ async def test_sessions_are_looked_after_also_once_a_device_has_refused_somethin
     monkeypatch.setattr(SoftRegistration, "close", refuse_once)
     (tmp_path / "f").unlink()
     os.close(descriptor)
-    await ends.until(refused.is_set)
+    await until(refused.is_set)
     session, _ = ends.connect()
     ends.clock.now += 60
     await ends.until_gone(session)

@@ -17,9 +17,10 @@ from gateway.tiers.peers.asking import RDMA_TOKEN
 from gateway.tiers.peers.sessions import PeerSession
 from gateway.tiers.wire import Watch
 from tests.cluster.between import between
-from tests.cluster.running import CHUNK_BYTES, Cluster, Running, cluster, until
+from tests.cluster.running import CHUNK_BYTES, Cluster, Running, cluster
 from tests.cluster.test_reading_near import put
 from tests.rdma.soft import Fabric, SoftDevice, SoftPair
+from tests.waiting import until
 
 MIB = 1024**2
 RDMA = {"buffers": "4MiB", "peer_buffers": 2, "transfer_timeout_seconds": 0.5}
@@ -74,7 +75,7 @@ class Two:
     async def connect(self) -> None:
         """Returns once a2 has a session with a1, and has used it."""
         before = self.moved
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while self.moved == before:
                 key, body = await self.warm()
                 assert await self.asker.read(key) == body
@@ -204,7 +205,7 @@ async def test_a_device_that_one_side_has_is_none(
 ) -> None:
     async with two(tmp_path, without=without) as nodes:
         key, body = await nodes.warm()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while not nodes.fell_back(reason):
                 assert await nodes.asker.read(key) == body
         assert await nodes.asker.read(key) == body
@@ -489,7 +490,7 @@ async def asked(node: Running, target: str, headers: Mapping[str, str]) -> int:
     reader, writer = await asyncio.open_connection(host, int(port))
     lines = [f"GET {target} HTTP/1.1", *(f"{name}: {value}" for name, value in headers.items())]
     writer.write("\r\n".join(lines).encode() + b"\r\n\r\n")
-    status = int((await asyncio.wait_for(reader.readline(), 5)).split()[1])
+    status = int((await asyncio.wait_for(reader.readline(), 60)).split()[1])
     writer.close()
     await writer.wait_closed()
     return status

@@ -15,6 +15,7 @@ from gateway.rdma.token import BadToken, Token
 from gateway.rdma.wire import PairAddress
 from gateway.telemetry.metrics import Metrics
 from tests.rdma.soft import Fabric, SoftDevice, SoftPair
+from tests.waiting import until
 
 BUFFERS = 4
 
@@ -59,9 +60,7 @@ class Lab:
         return self.server.ready(tenant, session)
 
     async def until_gone(self, session: str) -> None:
-        async with asyncio.timeout(10):
-            while self.server.sessions_of("a"):
-                await asyncio.sleep(0.005)
+        await until(lambda: not self.server.sessions_of("a"))
         assert not self.is_there(session)
 
     async def sweeps(self) -> None:
@@ -86,9 +85,7 @@ async def test_a_session_that_is_never_ready_ends(lab: Lab) -> None:
     lab.prepare()
     assert lab.server.sessions_of("a") == 1
     lab.clock.now += PREPARE_SECONDS
-    async with asyncio.timeout(10):
-        while lab.server.sessions_of("a"):
-            await asyncio.sleep(0.005)
+    await until(lambda: not lab.server.sessions_of("a"))
 
 
 async def test_a_session_that_is_not_used_ends(lab: Lab) -> None:
@@ -118,9 +115,7 @@ async def test_a_client_that_died_leaves_nothing(lab: Lab) -> None:
     pair.close()
     lab.clock.now += 15
     await lab.until_gone(session)
-    async with asyncio.timeout(10):
-        while lab.fabric.pairs:
-            await asyncio.sleep(0.005)
+    await until(lambda: not lab.fabric.pairs)
     assert lab.server.buffers_free == BUFFERS
 
 
@@ -128,9 +123,7 @@ async def test_a_client_that_rests_is_asked_and_stays(lab: Lab) -> None:
     _, pair = lab.connect()
     posted = lab.fabric.posted
     lab.clock.now += 15
-    async with asyncio.timeout(10):
-        while lab.fabric.posted == posted:
-            await asyncio.sleep(0.005)
+    await until(lambda: lab.fabric.posted != posted)
     await lab.sweeps()
     assert lab.server.sessions_of("a") == 1
     assert lab.fabric.posted == posted + 1
@@ -208,9 +201,7 @@ async def test_closing_ends_what_is_under_way() -> None:
     transfer = lab.server.claim("a", Token(session, 0, region.address, 1024**2, region.rkey))
     assert transfer is not None
     writing = asyncio.create_task(_write(transfer))
-    async with asyncio.timeout(10):
-        while not lab.fabric.posted:
-            await asyncio.sleep(0.005)
+    await until(lambda: lab.fabric.posted)
     await lab.server.close()
     with pytest.raises(Exception, match="closed"):
         await writing

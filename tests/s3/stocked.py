@@ -118,7 +118,7 @@ class Stocked:
 async def expect(wire: Wire, asked: Sequence[Asked]) -> None:
     """Reads the answers to these requests; fails where one is not what it must be."""
     for number, request in enumerate(asked):
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             answer = await read_answer(wire.reader, request.method)
         assert request.fits(answer), (number, request.data[:500], answer.head, answer.body[:500])
 

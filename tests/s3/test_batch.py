@@ -5,7 +5,7 @@ import io
 import os
 import random
 import tarfile
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from tests.s3.batch_reading import (
 )
 from tests.s3.running import RESTRICTED, Running, call, running
 from tests.s3.stocked import OBJECTS, Stocked, stocked
+from tests.waiting import until
 
 MIB = 1024**2
 CHANCE = random.Random(3)
@@ -32,12 +33,6 @@ CHANCE = random.Random(3)
 async def stock(tmp_path: Path) -> AsyncIterator[Stocked]:
     async with stocked(tmp_path) as made:
         yield made
-
-
-async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(20):
-        while not condition():
-            await asyncio.sleep(0.005)
 
 
 def cold(node: Running, bodies: dict[str, bytes], bucket: str = "train") -> None:

@@ -10,6 +10,7 @@ import pytest
 from gateway.config import ConfigError
 from gateway.s3.census import Census, make_memory
 from gateway.s3.doors import TcpDoor, bind
+from tests.waiting import until
 
 
 class Guest(asyncio.Protocol):
@@ -19,13 +20,6 @@ class Guest(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = transport
         self._guests.append(self)
-
-
-async def until(condition: object) -> None:
-    assert callable(condition)
-    async with asyncio.timeout(20):
-        while not condition():
-            await asyncio.sleep(0.005)
 
 
 async def test_a_door_that_binds_itself_tells_its_port() -> None:
@@ -86,7 +80,7 @@ async def test_who_has_more_connections_leaves_the_next_to_who_has_fewer_if_he_t
     clients = []
     for count in range(1, 21):
         clients.append(socket.create_connection(address))
-        await until(lambda count=count: sum(map(len, by_door)) == count)
+        await until(lambda count=count: sum(map(len, by_door)) == count)  # type: ignore[misc]
     assert [len(guests) for guests in by_door] == [10, 10]
     # The other is said to take some, and does not: it is too busy, or has been stopped.
     censuses[1].count(0)

@@ -96,7 +96,7 @@ async def test_one_line_is_logged_a_request_without_signatures(
     await wire.reply()
     assert reply.body == b"hello"
     text = ""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while text.count("\n") < 3:
             text += capfd.readouterr().err
             await asyncio.sleep(0.001)

@@ -20,6 +20,7 @@ from tests.origins import moto_server
 from tests.s3.made_up_reads import MadeUpReads, Signer, Stored
 from tests.s3.running import ACCESS_KEY, RESTRICTED, SECRET_KEY, Running, call, client_of, running
 from tests.s3.twins import Door
+from tests.waiting import until, until_it
 
 _CHUNK_BYTES = 1024**2
 _SMALL_BYTES = 65_536
@@ -120,17 +121,17 @@ async def objects(node: Running) -> list[Stored]:
     for body in (b"old", b"new"):
         await call(s3.put_object, Bucket="cloud", Key="versions", Body=body)
     past = node.node.service.bucket("mutable").ref("past")
-    async with asyncio.timeout(20):
-        # A file written just now may be written again unseen, so it is not kept yet.
-        while not (await node.node.origins["main"].head(past)).cacheable:
-            await asyncio.sleep(0.02)
+
+    async def is_cacheable() -> bool:
+        return (await node.node.origins["main"].head(past)).cacheable
+
+    # A file written just now may be written again unseen, so it is not kept yet.
+    await until_it(is_cacheable, "the file is cacheable")
     found = []
     for bucket in _KEYS:
         listed = await call(s3.list_objects_v2, Bucket=bucket)
         found += [await _warm(s3, bucket, entry["Key"]) for entry in listed["Contents"]]
-    async with asyncio.timeout(10):
-        while node.node.service.fills():
-            await asyncio.sleep(0.005)
+    await until(lambda: not node.node.service.fills())
     s3.close()
     return found
 

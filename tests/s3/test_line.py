@@ -10,6 +10,7 @@ import pytest
 
 from gateway.s3.frames import HEADER_BYTES, Kind, frame
 from gateway.s3.line import Line
+from tests.waiting import until
 
 
 @pytest.fixture
@@ -17,13 +18,6 @@ def path() -> Iterator[Path]:
     # A socket's name must be short.
     with tempfile.TemporaryDirectory(prefix="line") as folder:
         yield Path(folder) / "keeper.sock"
-
-
-async def until(condition: object) -> None:
-    assert callable(condition)
-    async with asyncio.timeout(20):
-        while not condition():
-            await asyncio.sleep(0.005)
 
 
 async def test_notes_are_not_heaped_up_for_a_keeper_that_does_not_read(path: Path) -> None:

@@ -7,13 +7,7 @@ from typing import Any
 import pytest
 
 from tests.s3.running import Running, Wire, call, running
-
-
-async def eventually(condition: Any) -> None:
-    """Waits, ten seconds at most, until `condition()` is true."""
-    async with asyncio.timeout(10):
-        while not condition():
-            await asyncio.sleep(0.005)
+from tests.waiting import until
 
 
 async def ask(node: Running, request: bytes, method: str = "GET") -> Any:
@@ -230,7 +224,7 @@ async def test_a_client_that_gives_up_a_refused_upload_is_no_fault_of_ours(
         wire.writer.write_eof()
         assert await wire.ended()
     gauge = node.node.metrics.connections
-    await eventually(lambda: next(iter(gauge.collect())).samples[0].value == 0)
+    await until(lambda: next(iter(gauge.collect())).samples[0].value == 0)
     assert not [record for record in caplog.records if record.levelname == "ERROR"]
 
 
@@ -239,7 +233,7 @@ async def test_an_upload_whose_client_goes_away_stores_nothing(node: Running) ->
     await wire.send(node.signed("PUT", "/train/a", {}, b"x" * 300_000, length=10**6))
     wire.writer.transport.abort()
     gauge = node.node.metrics.connections
-    await eventually(lambda: gauge._value.get() == 0)
+    await until(lambda: gauge._value.get() == 0)
     assert (await ask(node, node.signed("GET", "/train/a"))).code == "NoSuchKey"
 
 
@@ -351,7 +345,7 @@ async def test_connections_over_the_limit_are_told_to_slow_down(tmp_path: Path) 
         assert await third.ended()
         await first.close()
         gauge = node.node.metrics.connections
-        await eventually(lambda: gauge._value.get() == 1)
+        await until(lambda: gauge._value.get() == 1)
         assert (await ask(node, node.signed("GET", "/"))).status == 200
 
 
@@ -387,7 +381,7 @@ async def test_draining_ends_uploads_in_flight_and_takes_no_new_connection(node:
     request = node.signed("PUT", "/train/a", {}, b"0123456789")
     await busy.send(request[:-5])
     in_flight = node.node.metrics.requests_in_flight
-    await eventually(lambda: in_flight._value.get() == 1)
+    await until(lambda: in_flight._value.get() == 1)
     port = node.port
     draining = asyncio.create_task(node.node.s3.drain(10))
     assert await idle.ended()
@@ -405,7 +399,7 @@ async def test_draining_cuts_what_lasts_too_long(node: Running) -> None:
     wire: Wire = await node.connect()
     await wire.send(node.signed("PUT", "/train/a", {}, b"half", length=8))
     in_flight = node.node.metrics.requests_in_flight
-    await eventually(lambda: in_flight._value.get() == 1)
+    await until(lambda: in_flight._value.get() == 1)
     await node.node.s3.drain(0.1)
     assert await wire.ended()
     assert not (node.root / "train" / "a").exists()

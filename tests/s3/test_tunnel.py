@@ -19,8 +19,9 @@ from gateway.s3.line import Line, connect
 from gateway.s3.tunnel_end import TunnelledConnection
 from tests.s3 import running as made
 from tests.s3.running import Running, call, running
-from tests.s3.test_server import ask, eventually
+from tests.s3.test_server import ask
 from tests.s3.tunnelled import TunnelledNode
+from tests.waiting import until
 
 
 @pytest.fixture
@@ -69,7 +70,7 @@ async def test_a_read_that_waits_for_its_answer_is_sent_to_the_next_keeper(
 
     monkeypatch.setattr(node.node.origins["main"], "open", slowly)
     reading = asyncio.create_task(ask(node, node.signed("GET", "/train/k")))
-    await asyncio.wait_for(asked.wait(), 10)
+    await asyncio.wait_for(asked.wait(), 60)
     await kill_keeper(node)
     await next_keeper(node)
     go_on.set()
@@ -85,7 +86,7 @@ async def test_what_comes_while_there_is_no_keeper_waits_for_the_next(
     await kill_keeper(node)
     body = b"x" * 300_000 if method == "PUT" else b""
     asking = asyncio.create_task(ask(node, node.signed(method, "/train/k", body=body), method))
-    await eventually(lambda: tunnelled(node).tunnels.waiting)
+    await until(lambda: tunnelled(node).tunnels.waiting)
     await next_keeper(node)
     assert (await asking).status in (200, 204)
     if method == "PUT":
@@ -97,7 +98,7 @@ async def test_a_write_that_is_being_acted_upon_breaks_with_its_keeper(node: Run
     request = node.signed("PUT", "/train/k", body=b"x" * 100_000)
     await wire.send(request[:-50_000])
     there = tunnelled(node)
-    await eventually(lambda: there.metrics.requests_in_flight._value.get() == 1)
+    await until(lambda: there.metrics.requests_in_flight._value.get() == 1)
     await kill_keeper(node)
     await next_keeper(node)
     assert await wire.ended()
@@ -142,9 +143,9 @@ async def test_a_keeper_that_drains_ends_its_tunnels_at_rest_and_no_client(node:
     request = node.signed("PUT", "/train/busy", body=b"y" * 10_000)
     await busy.send(request[:-5000])
     there = tunnelled(node)
-    await eventually(lambda: there.metrics.requests_in_flight._value.get() == 1)
+    await until(lambda: there.metrics.requests_in_flight._value.get() == 1)
     ending = asyncio.create_task(there.end_keeper())
-    await eventually(lambda: len(there.keeper._connections) == 1)
+    await until(lambda: len(there.keeper._connections) == 1)
     await busy.send(request[-5000:])
     reply = await busy.reply()
     assert (reply.status, reply.headers.get("connection")) == (200, None)
@@ -175,7 +176,7 @@ async def test_where_no_keeper_comes_the_client_is_told_to_come_again(
 ) -> None:
     await kill_keeper(node)
     there = tunnelled(node)
-    await eventually(lambda: not there.line.here)
+    await until(lambda: not there.line.here)
     there.line.patience_seconds = 0.3
     wire = await node.connect()
     body = b"x" * 500_000 if method == "PUT" else b""
@@ -247,7 +248,7 @@ async def test_no_more_of_an_upload_is_read_than_is_kept_until_a_keeper_takes_it
     wire = await node.connect()
     sending = asyncio.create_task(wire.send(node.signed("PUT", "/train/k", body=body)))
     there = tunnelled(node)
-    await eventually(lambda: there.tunnels.waiting)
+    await until(lambda: there.tunnels.waiting)
     [lane] = there.tunnels.waiting
     before = -1
     while lane._kept_bytes != before:
@@ -341,24 +342,24 @@ async def test_a_tunnel_that_was_full_and_breaks_leaves_no_client_unread(node: R
     assert not connection._transport.is_reading()
     await kill_keeper(node)
     await next_keeper(node)
-    await eventually(connection._transport.is_reading)
+    await until(connection._transport.is_reading)
     await wire.send(node.signed("PUT", "/train/k", body=b"two"))
     assert (await wire.reply()).status == 200
 
 
 async def test_a_line_tells_when_a_keeper_is_there_and_when_it_leaves(node: Running) -> None:
     there = tunnelled(node)
-    await eventually(lambda: there.line.here)
+    await until(lambda: there.line.here)
     assert there.lines == [1]
     there.line.note(b"notes")
-    await eventually(lambda: there.notes == [b"notes"])
+    await until(lambda: there.notes == [b"notes"])
     await there.end_keeper()
-    await eventually(lambda: not there.line.here)
+    await until(lambda: not there.line.here)
     drain_seconds = there.config.s3.limits.drain_timeout_seconds
     assert there.line.patience_seconds == drain_seconds + line_module._PATIENCE_SECONDS
     assert there.lines[-1] == 0
     await next_keeper(node)
-    await eventually(lambda: there.line.here)
+    await until(lambda: there.line.here)
     assert there.line.patience_seconds == line_module._PATIENCE_SECONDS
 
 
@@ -376,7 +377,7 @@ async def test_a_line_is_asked_for_until_somebody_listens(monkeypatch: pytest.Mo
         async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             said.extend(FrameReader().feed(await reader.read(100)))
             writer.write(frame(Kind.HERE) + counted(Kind.LEAVING, 7))
-            await eventually(lambda: line.here)
+            await until(lambda: line.here)
             if len(said) < 2:
                 writer.write(b"\xff no frame")
             await reader.read()
@@ -384,12 +385,12 @@ async def test_a_line_is_asked_for_until_somebody_listens(monkeypatch: pytest.Mo
             served.set()
 
         server = await asyncio.start_unix_server(serve, path)
-        await eventually(lambda: changes == [True, False, True])
+        await until(lambda: changes == [True, False, True])
         assert said == [(Kind.LINE, b"")] * 2
         assert line.patience_seconds == 7 + line_module._PATIENCE_SECONDS
         served.clear()
         await line.close()
-        await asyncio.wait_for(served.wait(), 10)
+        await asyncio.wait_for(served.wait(), 60)
         server.close()
 
 
@@ -408,7 +409,7 @@ async def test_a_worker_that_leaves_says_so_in_the_next_answer_through_a_tunnel(
         reply = await wire.reply()
         assert (reply.status, reply.headers["connection"]) == (200, "close")
         assert await wire.ended()
-    await asyncio.wait_for(retiring, 10)
+    await asyncio.wait_for(retiring, 60)
 
 
 async def test_boto3_works_across_keepers(node: Running) -> None:

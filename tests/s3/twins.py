@@ -110,7 +110,7 @@ class Door:
         reader, writer = self._stream
         writer.write(b"".join(data for _, data in requests))
         answers: list[Answer] = []
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             for method, _ in requests:
                 answers.append(await read_answer(reader, method))
                 if answers[-1].closes:
@@ -121,7 +121,7 @@ class Door:
 
     async def told(self, count: int) -> list[dict[str, Any]]:
         """The next `count` lines of the log, without what no two lines share."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while len(self._lines.kept) < count:
                 await asyncio.sleep(0)
         lines, self._lines.kept = self._lines.kept[:count], self._lines.kept[count:]

@@ -16,6 +16,7 @@ from scheduler_plugin.slurm.bindings import SlurmBindings
 from scheduler_plugin.slurm.choice import open_slurm
 from scheduler_plugin.slurm.commands import SlurmCommands
 from scheduler_plugin.slurm.model import SlurmUnavailable
+from tests.waiting import until, wait_until
 
 _SAY = """
 import os, sys, time
@@ -134,10 +135,7 @@ async def test_whoever_stops_asking_leaves_nothing_for_the_next(
     )
     async with _bindings(commands, script) as slurm:
         task = asyncio.create_task(slurm.hosts())
-        deadline = time.monotonic() + 20
-        while not asked.exists():
-            assert time.monotonic() < deadline
-            await asyncio.sleep(0.02)
+        await until(asked.exists, "it is asked")
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
@@ -169,10 +167,7 @@ def test_it_does_not_outlive_a_daemon_that_is_killed(
         assert process.stdout.readline() == "open\n"
         assert not ends.exists()
         process.kill()
-    deadline = time.monotonic() + 20
-    while not ends.exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    wait_until(ends.exists, "it ends")
 
 
 @pytest.mark.parametrize(

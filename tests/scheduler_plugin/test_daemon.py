@@ -14,6 +14,7 @@ from scheduler_plugin.guard import GuardMissing
 from scheduler_plugin.slurm.model import Host, Job, SlurmUnavailable
 from tests.scheduler_plugin.guards import guards
 from tests.scheduler_plugin.jobs import PLACES, Queue, waiting
+from tests.waiting import until
 
 
 def daemon_of(queue: Queue, folder: Path) -> Daemon:
@@ -59,7 +60,7 @@ async def test_what_is_due_is_let_go_though_nothing_is_known_of_hosts(
     assert queue.changed == [2]
     for guard in guards(tmp_path / "state" / "guard.lock"):
         guard.kill()
-        guard.wait(10)
+        guard.wait(60)
 
 
 async def test_while_a_job_is_bound_there_is_a_guard(tmp_path: Path) -> None:
@@ -71,12 +72,12 @@ async def test_while_a_job_is_bound_there_is_a_guard(tmp_path: Path) -> None:
     lock = tmp_path / "state" / "guard.lock"
     [guard] = guards(lock)
     guard.kill()
-    guard.wait(10)
+    guard.wait(60)
     await daemon._look()
     [another] = guards(lock)
     assert another.pid != guard.pid
     another.kill()
-    another.wait(10)
+    another.wait(60)
 
 
 async def test_what_nobody_thought_of_ends_no_loop(
@@ -91,15 +92,13 @@ async def test_what_nobody_thought_of_ends_no_loop(
     monkeypatch.setattr(daemon._ranker, "refresh", fail)
     monkeypatch.setattr(daemon._warmer, "look", fail)
     running = asyncio.create_task(daemon.run())
-    async with asyncio.timeout(10):
-        while not queue.changed or not {"ranking", "warming"} <= daemon._failing.keys():
-            await asyncio.sleep(0.01)
+    await until(lambda: queue.changed and {"ranking", "warming"} <= daemon._failing.keys())
     assert not running.done()
     running.cancel()
     assert "UnicodeEncodeError" in capsys.readouterr().out
     for guard in guards(tmp_path / "state" / "guard.lock"):
         guard.kill()
-        guard.wait(10)
+        guard.wait(60)
 
 
 async def test_a_slow_squeue_is_not_asked_for_each_job_that_starts(
@@ -118,7 +117,7 @@ async def test_a_slow_squeue_is_not_asked_for_each_job_that_starts(
     monkeypatch.setattr(queue, "jobs", jobs)
     listening = asyncio.create_task(daemon._listen_on())
     began = time.monotonic()
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while len(asked) < 2:
             (tmp_path / "requests" / str(next(started))).touch()
             await asyncio.sleep(0.01)

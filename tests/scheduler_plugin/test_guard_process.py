@@ -14,8 +14,8 @@ import psutil
 import pytest
 
 from scheduler_plugin.guard import Guard, GuardMissing
-from tests.cluster.fleet import until
 from tests.scheduler_plugin.guards import guards
+from tests.waiting import until
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def lock(tmp_path: Path) -> Iterator[Path]:
     for process in guards(path):
         with contextlib.suppress(psutil.Error):
             process.kill()
-            process.wait(10)
+            process.wait(60)
 
 
 @pytest.fixture
@@ -37,14 +37,14 @@ def guard(lock: Path, tmp_path: Path) -> Guard:
 async def test_however_often_it_is_asked_for_there_is_one(guard: Guard, lock: Path) -> None:
     await asyncio.gather(*(guard.ensure() for _ in range(3)))
     await guard.ensure()
-    until(lambda: len(guards(lock)) == 1, what="there are several")
+    await until(lambda: len(guards(lock)) == 1, "there is one, and not several")
 
 
 async def test_another_takes_the_place_of_one_that_is_gone(guard: Guard, lock: Path) -> None:
     await guard.ensure()
     [first] = guards(lock)
     first.kill()
-    first.wait(10)
+    first.wait(60)
     await guard.ensure()
     [second] = guards(lock)
     assert second.pid != first.pid
@@ -76,8 +76,7 @@ async def test_who_only_looks_does_not_keep_it_from_starting(guard: Guard, lock:
         fcntl.flock(file, fcntl.LOCK_SH)
         started = asyncio.create_task(guard.ensure())
         # Meanwhile it tries, and goes on trying.
-        while not guards(lock):
-            await asyncio.sleep(0)
+        await until(lambda: guards(lock))
     await started
     assert len(guards(lock)) == 1
 

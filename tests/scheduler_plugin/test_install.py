@@ -417,7 +417,7 @@ def _run_lua(text: str, tmp_path: Path) -> list[str]:
         pytest.skip("lua is not installed")
     path = tmp_path / "try.lua"
     path.write_text(text)
-    done = subprocess.run([lua, path], capture_output=True, text=True, timeout=20)
+    done = subprocess.run([lua, path], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
 

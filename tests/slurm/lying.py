@@ -27,12 +27,12 @@ class LyingGateway:
 
     def start(self) -> None:
         self._thread.start()
-        assert self._ready.wait(timeout=10)
+        assert self._ready.wait(timeout=60)
 
     def stop(self) -> None:
         assert self._end is not None
         self._loop.call_soon_threadsafe(self._end.set)
-        self._thread.join(timeout=10)
+        self._thread.join(timeout=60)
         self._loop.close()
 
     def tell(self, lie: Lie, status: int = 200) -> None:

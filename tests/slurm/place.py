@@ -107,7 +107,7 @@ class Place:
     def release(self) -> tuple[int, int, int]:
         """Year, month and patch of the release: (22, 5, 8)."""
         said = subprocess.check_output(
-            self.wrap(["slurmctld", "-V"], cwd=self._folder), text=True, timeout=10
+            self.wrap(["slurmctld", "-V"], cwd=self._folder), text=True, timeout=60
         )
         found = re.search(r"(\d+)\.(\d+)\.(\d+)", said)
         assert found is not None, said

@@ -24,10 +24,11 @@ import psutil
 import tomli_w
 
 from scheduler_plugin.dataset import file_name, parse_dataset
-from tests.cluster.fleet import Fleet, until
+from tests.cluster.fleet import Fleet
 from tests.node.process import ADMIN_TOKEN
 from tests.slurm.configuration import FOUR_NODES, ONE_PARTITION, LabNode
 from tests.slurm.lab import SlurmLab
+from tests.waiting import wait_until
 
 # What `feedrack-affinity install` proposes: a feature that all nodes have.
 NODES = tuple(replace(each, features=("feedrack",)) for each in FOUR_NODES)
@@ -167,7 +168,7 @@ class Placed:
             self._daemon.send_signal(how)
             # One that stands still would never hear of it.
             self._daemon.send_signal(signal.SIGCONT)
-            self._daemon.wait(timeout=10)
+            self._daemon.wait(timeout=60)
             self._daemon = None
 
     def signal_daemon(self, how: signal.Signals) -> None:
@@ -203,7 +204,7 @@ class Placed:
     def kill_guards(self) -> None:
         for process in self.guards():
             process.kill()
-        until(lambda: not self.guards(), what="a guard does not end")
+        wait_until(lambda: not self.guards(), "all guards end")
 
     # Data
 
@@ -221,9 +222,9 @@ class Placed:
         where = parse_dataset(dataset)
         asked = {"dataset": where.url, "nodes": [f"n{number + 1}"]}
         id_ = self.fleet.ask(number, "/v1/prefetch", asked)["id"]
-        until(
+        wait_until(
             lambda: self.fleet.ask(number, f"/v1/prefetch/{id_}")["state"] == "done",
-            what="the prefetch never ended",
+            "the prefetch ends",
         )
 
     def held(self, dataset: str) -> dict[str, int]:
@@ -243,9 +244,9 @@ class Placed:
     def await_first(self, dataset: str, place: str) -> None:
         """Waits until a dataset's ranking begins with a place."""
         first = re.compile(rf"^\[[^\n]*\n{re.escape(place)} ", re.MULTILINE)
-        until(
+        wait_until(
             lambda: first.search(self.ranking(dataset)),
-            what=f"{place} never came first: {self.ranking(dataset)}\n{self.log[-2000:]}",
+            f"{place} comes first: {self.ranking(dataset)}\n{self.log[-2000:]}",
         )
 
     # Jobs
@@ -272,7 +273,7 @@ class Placed:
     def stays_pending(self, id_: str) -> None:
         """Slurm goes through its queue some more times, and does not start the job."""
         seen = self.looks()
-        until(lambda: self.looks() >= seen + 2, what="Slurm does not look at its queue")
+        wait_until(lambda: self.looks() >= seen + 2, "Slurm looks at its queue")
         job = self.slurm.job(id_)
         assert job["JobState"] == "PENDING", job
 

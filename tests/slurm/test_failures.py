@@ -16,9 +16,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from scheduler_plugin.dataset import file_name, parse_dataset
-from tests.cluster.fleet import until
 from tests.slurm.lying import LyingGateway, lying_gateway
 from tests.slurm.placed import Landed, Placed
+from tests.waiting import wait_until
 
 IMAGES = "s3://train/images"
 HINT = f"--dataset={IMAGES}"
@@ -48,7 +48,7 @@ def cluster(slurm_is_there: None, tmp_path_factory: pytest.TempPathFactory) -> I
 def failing(placed: Placed) -> Iterator[Placed]:
     """All is well before."""
     placed.ensure_daemon()
-    until(lambda: _seconds_left(placed) > 2, what=f"no ranking\n{placed.log[-1500:]}")
+    wait_until(lambda: _seconds_left(placed) > 2, f"there is a ranking\n{placed.log[-1500:]}")
     placed.await_first(IMAGES, "n4")
     yield placed
     assert _answers_at_once(placed)
@@ -126,12 +126,12 @@ def test_without_it_jobs_start_as_before_and_with_it_again_they_follow(
 ) -> None:
     with broken(failing):
         _starts_at_once(failing)
-        until(lambda: _is_stale(failing), what="the ranking is made anew from nothing")
+        wait_until(lambda: _is_stale(failing), "the ranking is not made anew from nothing")
         job = _starts_at_once(failing)
         assert job.said["did"] == "nothing"
         assert job.said["why"] in ("stale-ranking", "no-ranking")
         assert _answers_at_once(failing)
-    until(lambda: not _is_stale(failing), seconds=60, what=f"no ranking\n{failing.log[-1500:]}")
+    wait_until(lambda: not _is_stale(failing), f"there is a ranking\n{failing.log[-1500:]}")
     failing.await_first(IMAGES, "n4")
     assert failing.place(HINT).nodes == ["n4"]
 
@@ -197,7 +197,9 @@ def test_a_gateway_that_lies_breaks_nothing(failing: Placed, liar: LyingGateway)
     try:
         for name, (lie, status) in _LIES.items():
             liar.tell(lie, status)
-            until(lambda: liar.asked >= 2, what=f"nobody listens to {name}\n{failing.log[-1500:]}")
+            wait_until(
+                lambda: liar.asked >= 2, f"somebody listens to {name}\n{failing.log[-1500:]}"
+            )
             assert failing.daemon_runs, f"{name}\n{failing.log[-3000:]}"
             _rankings_are_well(failing, name)
         assert failing.daemon == started
@@ -331,7 +333,7 @@ def test_a_daemon_mends_what_it_finds_in_its_folder(failing: Placed, folder: Pat
     (folder / "link").symlink_to(outside)
     failing.start_daemon()
     failing.await_first(IMAGES, "n4")
-    until(lambda: not (folder / "pipe").exists(), what="it is not cleared away")
+    wait_until(lambda: not (folder / "pipe").exists(), "it is cleared away")
     assert not (folder / _FILE).is_symlink()
     assert not (folder / "folder").exists()
     assert not (folder / "link").is_symlink()
@@ -362,11 +364,11 @@ def test_a_folder_that_others_may_write_to_is_not_written_to(failing: Placed, fo
     failing.await_first(IMAGES, "n4")
     folder.chmod(0o777)
     _until_said(failing, "others may look into it, or write to it")
-    until(lambda: _is_stale(failing), what="it is written to")
+    wait_until(lambda: _is_stale(failing), "it is not written to any more")
     assert _starts_at_once(failing).said["did"] == "nothing"
     folder.chmod(0o700)
     failing.await_first(IMAGES, "n4")
-    until(lambda: not _is_stale(failing), what="it is not written to any more")
+    wait_until(lambda: not _is_stale(failing), "it is written to again")
 
 
 # Hints of any bytes
@@ -427,7 +429,7 @@ def hinted(failing: Placed) -> Iterator[Placed]:
     yield failing
     assert failing.daemon == started
     assert failing.daemon_runs, failing.log[-3000:]
-    until(lambda: not _is_stale(failing), what=failing.log[-3000:])
+    wait_until(lambda: not _is_stale(failing), f"the ranking is fresh\n{failing.log[-3000:]}")
     assert _tree(failing) == before
     assert not list(failing.slurm.work.rglob("was-here"))
 
@@ -452,7 +454,7 @@ def test_a_user_learns_nothing_of_what_only_others_may_read(failing: Placed) -> 
     failing.end_daemon()
     failing.start_daemon(readers={"demo": ["daemon"]})
     try:
-        until(lambda: "\nusers 0 1\n" in failing.ranking(IMAGES), what="nobody is named")
+        wait_until(lambda: "\nusers 0 1\n" in failing.ranking(IMAGES), "somebody is named")
         hidden = _starts_at_once(failing, "--export=NONE", user="nobody")
         unknown = failing.place("--export=NONE", "--dataset=s3://train/unheard-of", user="nobody")
         assert {**hidden.said, "dataset": ""} == {**unknown.said, "dataset": ""}
@@ -493,7 +495,7 @@ def _seconds_left(failing: Placed) -> int:
 
 
 def _until_said(failing: Placed, what: str) -> None:
-    until(lambda: what in failing.log, what=f"it does not say {what}\n{failing.log[-2000:]}")
+    wait_until(lambda: what in failing.log, f"it says {what}\n{failing.log[-2000:]}")
 
 
 def _rankings_are_well(failing: Placed, lie: str) -> None:

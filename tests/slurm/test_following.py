@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.fleet import until
 from tests.slurm.placed import STAYS, Placed, admin_comment
+from tests.waiting import wait_until
 
 IMAGES = "s3://train/images"
 LABELS = "s3://train/labels"
@@ -111,7 +111,7 @@ def test_with_the_rack_drained_a_job_starts_anywhere_without_waiting(following: 
     following.slurm.drain("n4")
     before = following.place(HINT)
     # And so it is once the ranking knows of it.
-    until(lambda: "\nrack2 " not in following.ranking(IMAGES), what="rack2 is still ranked")
+    wait_until(lambda: "\nrack2 " not in following.ranking(IMAGES), "rack2 is ranked no longer")
     after = following.place(HINT)
     for job in (before, after):
         assert job.nodes[0] in ("n1", "n2")
@@ -316,7 +316,7 @@ def test_datasets_named_together_are_placed_by_the_first_then_by_all(following: 
     first = following.place(f"--dataset={both}", script=STAYS)
     assert first.said["dataset"] == both
     assert first.nodes == ["n4"]
-    until(lambda: f"\nwith {LABELS}\n" in following.ranking(IMAGES), what="nobody remembers")
+    wait_until(lambda: f"\nwith {LABELS}\n" in following.ranking(IMAGES), "somebody remembers")
     # There is more of the labels.
     assert following.place(f"--dataset={both}").nodes == ["n1"]
     assert following.place(HINT).nodes == ["n4"]

@@ -3,8 +3,6 @@
 import os
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -14,15 +12,9 @@ from tests.slurm.configuration import LabNode
 from tests.slurm.conftest import MakeSlurm
 from tests.slurm.lab import SlurmLab
 from tests.slurm.place import slurm_root
+from tests.waiting import wait_until
 
 _REPOSITORY = Path(__file__).parents[2]
-
-
-def _until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline, "it never came to be"
-        time.sleep(0.02)
 
 
 def test_a_job_runs_and_its_output_is_there(slurm: SlurmLab) -> None:
@@ -173,7 +165,7 @@ def test_nothing_outlives_tests_that_are_killed(slurm_is_there: None) -> None:
         folder = Path(tests.stdout.readline().strip())
         assert _of(folder) != []
         tests.kill()
-    _until(lambda: not folder.exists())
+    wait_until(lambda: not folder.exists())
     assert _of(folder) == []
 
 

@@ -20,6 +20,7 @@ from scheduler_plugin.slurm.bindings import SlurmBindings
 from scheduler_plugin.slurm.commands import SlurmCommands
 from scheduler_plugin.slurm.model import Host, Job, Slurm, SlurmUnavailable
 from tests.slurm.lab import SlurmLab
+from tests.waiting import SECONDS
 
 _REPOSITORY = Path(__file__).parents[2]
 _NO_JOB, _NOR_THIS = 4_000_001, 4_000_002
@@ -66,7 +67,7 @@ def _python(slurm: SlurmLab) -> str:
 
 
 async def _until(ask: Callable[[], Awaitable[T]], holds: Callable[[T], bool], what: str) -> T:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + SECONDS
     while not holds(found := await ask()):
         assert time.monotonic() < deadline, f"it never came to be that {what}: {found}"
         await asyncio.sleep(0.05)

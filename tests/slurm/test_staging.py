@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from scheduler_plugin.warming import STARTED_PRIORITY
-from tests.cluster.fleet import until
 from tests.slurm.placed import Placed
+from tests.waiting import wait_until
 
 COLD = "s3://train/cold"
 _SCRIPT = Path(__file__).parents[2] / "scheduler_plugin" / "site" / "burst_buffer.lua"
@@ -58,7 +58,7 @@ def cluster(slurm_is_there: None, tmp_path_factory: pytest.TempPathFactory) -> I
 def staged(placed: Placed) -> _Staged:
     assert isinstance(placed, _Staged)
     # The daemon makes it, and is not to be stopped before.
-    until((placed.site / "staged").is_dir, what="the daemon never starts")
+    wait_until((placed.site / "staged").is_dir, "the daemon starts")
     return placed
 
 
@@ -79,20 +79,20 @@ def test_a_job_starts_once_its_data_is_in_a_rack(staged: _Staged) -> None:
     staged.slurm.wait(job, "COMPLETED", seconds=60)
     assert _was_staged(staged, job)
     # What was told of it is cleared away.
-    until(lambda: not staged.file(job).exists(), what="its file stays")
+    wait_until(lambda: not staged.file(job).exists(), "its file is gone")
 
 
 def test_it_waits_for_as_much_as_it_asks_for(staged: _Staged) -> None:
     staged.signal_daemon(signal.SIGSTOP)
     try:
         job = staged.submit("#FEEDRACK stage=0.9 wait=5")
-        until(
+        wait_until(
             lambda: staged.slurm.job(job)["Reason"] == "BurstBufferStageIn",
-            what="it is not held",
+            "it is held",
         )
         staged.tell(job, "0.8999")
         # The script has looked once the file has been read after it was put there.
-        until(lambda: staged.was_read(job), what="nobody reads what is told")
+        wait_until(lambda: staged.was_read(job), "somebody reads what is told")
         assert staged.slurm.state(job) == "PENDING"
         staged.tell(job, "0.9")
         staged.slurm.wait(job, "COMPLETED", seconds=30)
@@ -109,7 +109,7 @@ def test_a_job_waits_also_while_no_rack_is_known_yet(staged: _Staged, tmp_path: 
     try:
         job = staged.submit("#FEEDRACK stage=1 wait=5", dataset=dataset)
         seen = late.looks()
-        until(lambda: late.looks() >= seen + 4, what="the daemon does not look at the queue")
+        wait_until(lambda: late.looks() >= seen + 4, "the daemon looks at the queue")
         assert not staged.file(job).exists()
         assert staged.slurm.state(job) == "PENDING"
         late.tell()

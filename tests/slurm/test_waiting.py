@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.cluster.fleet import until
 from tests.slurm.placed import STAYS, Placed, admin_comment
+from tests.waiting import wait_until
 
 IMAGES = "s3://train/images"
 HINT = f"--dataset={IMAGES}"
@@ -84,7 +84,7 @@ def test_at_the_bound_a_job_keeps_its_own_constraint(waiting: Placed) -> None:
     id_ = _bound(waiting, "-C", "rack2")
     assert _features(waiting, id_).startswith("rack2&[")
     _shorten(waiting, id_)
-    until(lambda: _features(waiting, id_) == "rack2", what="it is not let go")
+    wait_until(lambda: _features(waiting, id_) == "rack2", "it is let go")
     waiting.stays_pending(id_)
     waiting.slurm.free("n4")
     assert waiting.landed(id_).nodes == ["n4"]
@@ -208,7 +208,7 @@ def test_a_job_that_is_held_meanwhile_is_let_go_all_the_same(waiting: Placed) ->
     id_ = _bound(waiting)
     waiting.slurm.run("scontrol", "hold", id_)
     _shorten(waiting, id_)
-    until(lambda: _features(waiting, id_) == "(null)", what="it is not let go")
+    wait_until(lambda: _features(waiting, id_) == "(null)", "it is let go")
     assert waiting.slurm.state(id_) == "PENDING"
     waiting.slurm.run("scontrol", "release", id_)
     assert waiting.landed(id_).nodes[0] in ("n1", "n2")
@@ -223,7 +223,7 @@ def test_a_job_that_is_requeued_waits_no_longer_than_it_was_to(waiting: Placed) 
     waiting.slurm.run("scontrol", "requeue", job.id)
     waiting.slurm.wait(job.id, "PENDING")
     _shorten(waiting, job.id)
-    until(lambda: _features(waiting, job.id) == "(null)", what="it is not let go")
+    wait_until(lambda: _features(waiting, job.id) == "(null)", "it is let go")
     # A job that was requeued rests for a while, whoever it is of.
     waiting.slurm.run("scontrol", "update", f"JobId={job.id}", "StartTime=now")
     assert waiting.landed(job.id).nodes[0] in ("n1", "n2")
@@ -246,9 +246,9 @@ def _bound(waiting: Placed, *arguments: str) -> str:
 
 
 def _until_bound(waiting: Placed, id_: str) -> None:
-    until(
+    wait_until(
         lambda: waiting.slurm.job(id_)["Features"] == _places(waiting, id_),
-        what=f"job {id_} was never bound\n{waiting.log[-2000:]}",
+        f"job {id_} is bound\n{waiting.log[-2000:]}",
     )
 
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from tests.cluster.fleet import until
 from tests.node.process import ADMIN_TOKEN
 from tests.slurm.placed import STAYS, Placed
+from tests.waiting import wait_until
 
 RACKS = {"n1": "rack1", "n2": "rack1", "n3": "rack2", "n4": "rack2"}
 # Asks the gateway what it knows of this job, and then reads for the first time. The sleep is what a
@@ -100,7 +100,7 @@ def test_the_rack_is_warmed_that_the_job_runs_in(warming: Placed, dataset: str, 
     asked = _until_asked(warming, job.id)
     assert asked["racks"] == [rack]
     assert asked["priority"] == 1000
-    until(lambda: _asked(warming, job.id)[0]["state"] == "done", what="it never ends")
+    wait_until(lambda: _asked(warming, job.id)[0]["state"] == "done", "it ends")
     warming.await_first(dataset, {"rack1": "n1", "rack2": "n3"}[rack])
     assert RACKS[warming.place(f"--dataset={dataset}").nodes[0]] == rack
 
@@ -114,7 +114,7 @@ def test_each_dataset_of_a_job_is_warmed(warming: Placed, dataset: str) -> None:
     other = f"{dataset}-labels"
     warming.put(other)
     job = warming.place(f"--dataset={dataset},{other}", "-C", "rack2", script=STAYS)
-    until(lambda: len(_asked(warming, job.id)) == 2, what="not both are asked for")
+    wait_until(lambda: len(_asked(warming, job.id)) == 2, "both are asked for")
     assert {each["dataset"] for each in _asked(warming, job.id)} == {f"{dataset}/", f"{other}/"}
 
 
@@ -139,7 +139,7 @@ def test_what_was_asked_for_a_job_is_called_off_with_it(warming: Placed, dataset
     id_ = warming.slurm.sbatch(f"--dataset={dataset}", "-C", "rack2", script=STAYS)
     assert _until_asked(warming, id_)["state"] == "running"
     warming.slurm.cancel(id_)
-    until(lambda: _asked(warming, id_)[0]["state"] != "running", what="it goes on")
+    wait_until(lambda: _asked(warming, id_)[0]["state"] != "running", "it goes on no longer")
     called_off = _asked(warming, id_)[0]
     assert called_off["state"] == "cancelled"
     assert called_off["objects"]["done"] < 3000
@@ -151,8 +151,8 @@ def test_tasks_that_share_a_dataset_and_a_rack_share_a_prefetch(
     id_ = warming.slurm.sbatch(f"--dataset={dataset}", "--array=1-4", "--exclusive", script=STAYS)
     for number in (1, 2, 3, 4):
         warming.landed(f"{id_}_{number}")
-    until(lambda: _racks(warming, dataset) == ["rack1", "rack2"], what="not both are warmed")
-    until(lambda: _listened(warming), what="requests lie unread")
+    wait_until(lambda: _racks(warming, dataset) == ["rack1", "rack2"], "both are warmed")
+    wait_until(lambda: _listened(warming), "no requests lie unread")
     assert _racks(warming, dataset) == ["rack1", "rack2"]
 
 
@@ -161,9 +161,9 @@ def test_with_warming_switched_off_nothing_is_asked_for(warming: Placed, dataset
     warming.start_daemon(warming={"enabled": False})
     try:
         job = warming.place(f"--dataset={dataset}", script=STAYS)
-        until(lambda: _listened(warming), what="requests lie unread")
+        wait_until(lambda: _listened(warming), "no requests lie unread")
         seen = warming.state / "seen.json"
-        until(lambda: dataset in seen.read_text(), what="the daemon never saw it")
+        wait_until(lambda: dataset in seen.read_text(), "the daemon sees it")
         assert _asked(warming, job.id) == []
         assert _of(warming, dataset) == []
     finally:
@@ -188,10 +188,10 @@ def test_a_job_that_started_without_a_daemon_is_warmed_for_by_the_next(
 ) -> None:
     warming.end_daemon()
     job = warming.place(f"--dataset={dataset}", "-C", "rack2", script=STAYS)
-    until(lambda: not _listened(warming), what="the prolog leaves no request")
+    wait_until(lambda: not _listened(warming), "the prolog leaves a request")
     warming.start_daemon()
     assert _until_asked(warming, job.id)["racks"] == ["rack2"]
-    until(lambda: _listened(warming), what="requests lie unread")
+    wait_until(lambda: _listened(warming), "no requests lie unread")
 
 
 def _asked(warming: Placed, id_: str) -> list[dict[str, Any]]:
@@ -212,7 +212,9 @@ def _racks(warming: Placed, dataset: str) -> list[str]:
 
 
 def _until_asked(warming: Placed, id_: str) -> dict[str, Any]:
-    until(lambda: _asked(warming, id_), what=f"nothing for job {id_}\n{warming.log[-2000:]}")
+    wait_until(
+        lambda: _asked(warming, id_), f"something is asked for job {id_}\n{warming.log[-2000:]}"
+    )
     return _asked(warming, id_)[0]
 
 

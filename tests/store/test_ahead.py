@@ -17,6 +17,7 @@ from gateway.store.ahead import Pace
 from gateway.store.lanes import Budget
 from gateway.store.reading import ReadAnswer
 from tests.store.gated import CHUNK_BYTES, Bench
+from tests.waiting import until
 
 MIB = 1024**2
 LARGE = random.Random(3).randbytes(12 * CHUNK_BYTES + 777)
@@ -156,9 +157,7 @@ async def _put_unseen(bench: Bench, key: str, body: bytes) -> None:
 
 
 async def _settled(bench: Bench) -> None:
-    async with asyncio.timeout(20):
-        while bench.service.fills():
-            await asyncio.sleep(0.001)
+    await until(lambda: not bench.service.fills())
 
 
 def _numbers(bench: Bench) -> list[int]:
@@ -177,9 +176,7 @@ async def test_the_chunks_that_follow_come_in_beside_the_readers(bench: Bench, e
     bench.origin.free_bytes = 1000
     bench.origin.block_gate.clear()
     answer = await bench.service.get("train", "k")
-    async with asyncio.timeout(10):
-        while bench.origin.read_bytes < 4000:
-            await asyncio.sleep(0.001)
+    await until(lambda: bench.origin.read_bytes >= 4000)
     assert _numbers(bench) == [0, 1, 2, 3]
     bench.origin.block_gate.set()
     assert await _rest(answer) == LARGE
@@ -233,9 +230,7 @@ async def test_a_reader_that_leaves_has_nothing_more_fetched(bench: Bench, eager
     bench.origin.free_bytes = 1000
     bench.origin.block_gate.clear()
     answer = await bench.service.get("train", "k")
-    async with asyncio.timeout(10):
-        while bench.origin.read_bytes < 4000:
-            await asyncio.sleep(0.001)
+    await until(lambda: bench.origin.read_bytes >= 4000)
     bench.origin.open_gate.clear()
     await answer.close()
     bench.origin.block_gate.set()
@@ -243,14 +238,10 @@ async def test_a_reader_that_leaves_has_nothing_more_fetched(bench: Bench, eager
     assert bench.origin.read_bytes == 4 * CHUNK_BYTES
     # The next reader's fills are held back before their first byte.
     other = asyncio.create_task(bench.service.get("train", "k", wanted=RangeSpec(4 << 20, None)))
-    async with asyncio.timeout(10):
-        while _numbers(bench) != [4, 5, 6, 7]:
-            await asyncio.sleep(0.001)
+    await until(lambda: _numbers(bench) == [4, 5, 6, 7])
     other.cancel()
     await asyncio.gather(other, return_exceptions=True)
-    async with asyncio.timeout(10):
-        while _numbers(bench) != [4]:
-            await asyncio.sleep(0.001)
+    await until(lambda: _numbers(bench) == [4])
     bench.origin.open_gate.set()
     await _settled(bench)
     assert bench.origin.read_bytes == 5 * CHUNK_BYTES
@@ -263,9 +254,7 @@ async def test_what_another_reader_follows_is_not_called_off(bench: Bench, eager
     await _settled(bench)
     bench.origin.open_gate.clear()
     first = asyncio.create_task(bench.service.get("train", "k", wanted=RangeSpec(1 << 20, None)))
-    async with asyncio.timeout(10):
-        while _numbers(bench) != [1, 2, 3, 4]:
-            await asyncio.sleep(0.001)
+    await until(lambda: _numbers(bench) == [1, 2, 3, 4])
     second = asyncio.create_task(bench.read("k", wanted=RangeSpec(2 << 20, (3 << 20) - 1)))
     await asyncio.sleep(0.01)
     first.cancel()
@@ -293,9 +282,7 @@ async def test_all_readers_together_keep_to_the_lanes_budget(
     assert budget.fills == len(_numbers(bench))
     bench.origin.block_gate.set()
     assert [await _rest(answer) for answer in answers] == list(bodies.values())
-    async with asyncio.timeout(20):
-        while (budget.fills, budget.in_flight_bytes) != (0, 0):
-            await asyncio.sleep(0.001)
+    await until(lambda: (budget.fills, budget.in_flight_bytes) == (0, 0))
 
 
 async def test_a_fill_ahead_that_fails_is_tried_again_when_the_reader_gets_there(
@@ -305,9 +292,7 @@ async def test_a_fill_ahead_that_fails_is_tried_again_when_the_reader_gets_there
     bench.origin.free_bytes = 1000
     bench.origin.block_gate.clear()
     answer = await bench.service.get("train", "k")
-    async with asyncio.timeout(10):
-        while bench.origin.read_bytes < 4000:
-            await asyncio.sleep(0.001)
+    await until(lambda: bench.origin.read_bytes >= 4000)
     # Four attempts each of those ahead, and the reader's own, which goes on in the end.
     bench.origin.break_after_bytes = 1000
     bench.origin.breaks = 14
@@ -373,9 +358,7 @@ async def test_memory_is_back_when_all_have_left(bench: Bench, eager: None) -> N
         await blocks.aclose()  # type: ignore[attr-defined]
         await answer.close()
     await _settled(bench)
-    async with asyncio.timeout(10):
-        while bench.disk._pieces.lent_bytes:
-            await asyncio.sleep(0.01)
+    await until(lambda: not bench.disk._pieces.lent_bytes)
 
 
 async def test_a_reader_close_behind_another_is_served_from_memory(bench: Bench) -> None:

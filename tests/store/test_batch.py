@@ -17,6 +17,7 @@ from gateway.store.lanes import Budget
 from gateway.store.reading import ReadAnswer
 from gateway.tiers.protocol import FileRegion
 from tests.store.gated import CHUNK_BYTES, Bench
+from tests.waiting import until
 
 KIB = 1024
 CHANCE = random.Random(5)
@@ -63,12 +64,6 @@ async def body_of(taken: ReadAnswer | Exception) -> bytes:
         return b"".join([bytes(block) async for block in taken.blocks()])
     finally:
         await taken.close()
-
-
-async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(20):
-        while not condition():
-            await asyncio.sleep(0.001)
 
 
 async def settled(bench: Bench) -> None:

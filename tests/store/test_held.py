@@ -25,6 +25,7 @@ from gateway.store.held import HeldReads
 from gateway.store.reading import ReadAnswer
 from gateway.tiers.protocol import FileRegion
 from tests.store.gated import CHUNK_BYTES, SMALL_BYTES, Bench
+from tests.waiting import until
 
 _CHANCE = random.Random(4)
 OBJECTS = {
@@ -247,8 +248,7 @@ async def test_a_damaged_chunk_is_found_and_the_answer_is_right_all_the_same(
         assert await _bytes_of(answer, files=True) == OBJECTS["large"]
         await answer.close()
     assert _users(bench) == 0
-    while bench.service.fills():
-        await asyncio.sleep(0.001)
+    await until(lambda: not bench.service.fills())
     again = bench.service.held.get(_train(bench), "large", files=True)
     assert again is not None
     assert await _bytes_of(again, files=True) == OBJECTS["large"]

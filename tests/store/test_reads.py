@@ -14,6 +14,7 @@ from gateway.model.body import BytesBody
 from gateway.model.conditions import UNCONDITIONAL_WRITE
 from gateway.model.ranges import RangeSpec
 from tests.store.gated import CHUNK_BYTES, Bench
+from tests.waiting import until, until_it
 
 LARGE = random.Random(1).randbytes(3 * CHUNK_BYTES + 12_345)
 SMALL = random.Random(2).randbytes(5000)
@@ -38,8 +39,7 @@ async def test_a_cold_object_comes_from_the_origin_once_and_then_from_disk(
     await first.close()
     assert first.tier == "origin"
     assert bench.origin.read_bytes == len(body)
-    while bench.service.fills():
-        await asyncio.sleep(0.001)
+    await until(lambda: not bench.service.fills())
     again = await bench.service.get("train", "k")
     assert b"".join([bytes(b) async for b in again.blocks()]) == body
     await again.close()
@@ -50,11 +50,11 @@ async def test_a_cold_object_comes_from_the_origin_once_and_then_from_disk(
 async def _settled(bench: Bench, key: str) -> None:
     """Waits until the origin no longer calls the file's timestamps racy."""
     ref = bench.service.bucket("train").ref(key)
-    for _ in range(1000):
-        if (await bench.origin.inner.head(ref)).cacheable:
-            return
-        await asyncio.sleep(0.02)
-    raise AssertionError("the file never became cacheable")
+
+    async def is_cacheable() -> bool:
+        return (await bench.origin.inner.head(ref)).cacheable
+
+    await until_it(is_cacheable, "the file is cacheable")
 
 
 async def _put(bench: Bench, key: str, body: bytes) -> None:
@@ -110,7 +110,7 @@ async def test_bytes_flow_before_the_chunk_is_complete(bench: Bench) -> None:
     bench.origin.block_gate.clear()
     answer = await bench.service.get("train", "k")
     blocks = answer.blocks()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         first = bytes(await anext(blocks))
     assert first
     assert bench.origin.read_bytes < CHUNK_BYTES

@@ -260,8 +260,8 @@ def test_another_process_reads_no_mixture_and_nothing_older_than_before(memory: 
         if number % 7 == 0:
             heads.dropped(REF)
     stop.set()
-    assert wrong.get(timeout=30) == ""
-    reader.join(timeout=30)
+    assert wrong.get(timeout=60) == ""
+    reader.join(timeout=60)
     heads.close()
 
 

@@ -30,7 +30,7 @@ class Pipe:
         """All lines that came, once there are enough."""
         os.set_blocking(self.reader.fileno(), False)
         got = b""
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while not enough() or not got.endswith(b"\n"):
                 got += self.reader.read(1 << 16) or b""
                 self.got = got.splitlines(keepends=True)

@@ -1,10 +1,9 @@
 """What the tests of the disk cache share: objects whose bytes follow from their name, and ways to
 put them in and get them out."""
 
-import asyncio
 import os
 import random
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
@@ -141,13 +140,6 @@ def on_disk_bytes(path: Path) -> int:
         if file.is_file():
             total += stat.st_size
     return total
-
-
-async def until(condition: Callable[[], bool], seconds: float = 20) -> None:
-    """Waits for the condition; TimeoutError where it never comes."""
-    async with asyncio.timeout(seconds):
-        while not condition():
-            await asyncio.sleep(0.01)
 
 
 @asynccontextmanager

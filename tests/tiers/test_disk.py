@@ -27,9 +27,9 @@ from tests.tiers.cached import (
     put,
     put_chunk,
     sample,
-    until,
     version,
 )
+from tests.waiting import until
 
 SIZES = (1, 4096, SMALL_BYTES, SMALL_BYTES + 1, CHUNK_BYTES, 3 * CHUNK_BYTES + 17)
 

@@ -23,9 +23,9 @@ from tests.tiers.cached import (
     opened,
     put,
     sample,
-    until,
     version,
 )
+from tests.waiting import until
 
 CAPACITY_BYTES = 8 * MIB
 

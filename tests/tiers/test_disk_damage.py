@@ -25,9 +25,9 @@ from tests.tiers.cached import (
     opened,
     put,
     sample,
-    until,
     version,
 )
+from tests.waiting import until
 
 OBJECTS = [
     *(version(f"small-{number}", 500 + 3000 * number) for number in range(20)),

@@ -25,9 +25,9 @@ from tests.tiers.cached import (
     opened,
     put,
     sample,
-    until,
     version,
 )
+from tests.waiting import until
 
 LOOK_SECONDS = 0.05
 

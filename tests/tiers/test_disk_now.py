@@ -26,9 +26,9 @@ from tests.tiers.cached import (
     put,
     sample,
     settled,
-    until,
     version,
 )
+from tests.waiting import until
 
 SIZES = [1, 77, 4 * KIB, SMALL_BYTES, SMALL_BYTES + 1, CHUNK_BYTES, 3 * CHUNK_BYTES - 5]
 OBJECTS = [version(f"k{size}", size) for size in SIZES]

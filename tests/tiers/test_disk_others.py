@@ -13,6 +13,7 @@ from gateway.telemetry.metrics import Metrics
 from gateway.tiers.disk import DiskTier
 from gateway.tiers.held_disk import HeldDisk
 from tests.tiers.cached import cache_config, info, version
+from tests.waiting import until
 
 
 async def test_what_is_forgotten_stays_so_though_its_commit_was_under_way(
@@ -29,13 +30,13 @@ async def test_what_is_forgotten_stays_so_though_its_commit_was_under_way(
 
     def slowly(batch: Any) -> None:
         begun.set()
-        may_go_on.wait(20)
+        may_go_on.wait(60)
         transact(batch)
 
     monkeypatch.setattr(index, "_transact", slowly)
     await keeper.remember(of.ref, info(of))
     committing = asyncio.create_task(index.flush())
-    await asyncio.to_thread(begun.wait, 20)
+    await asyncio.to_thread(begun.wait, 60)
     forgetting = asyncio.create_task(keeper.forget(of.ref))
     await asyncio.sleep(0)
     assert not forgetting.done()
@@ -81,9 +82,7 @@ async def test_an_index_that_cannot_forget_is_unnamed_until_it_has(
     await keeper.forget(of.ref)
     assert told[1:] == [None]
     monkeypatch.setattr(index, "_transact", transact)
-    async with asyncio.timeout(20):
-        while len(told) < 3:
-            await asyncio.sleep(0.01)
+    await until(lambda: len(told) >= 3)
     assert told[2] == tmp_path / "cache/index.lmdb"
     assert keeper.recall(of.ref) is None
     await keeper.close()

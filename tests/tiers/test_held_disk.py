@@ -2,7 +2,6 @@
 hears what they read and what they found corrupt."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
@@ -34,9 +33,9 @@ from tests.tiers.cached import (
     put,
     sample,
     settled,
-    until,
     version,
 )
+from tests.waiting import until, until_it
 
 SMALL = version("small", 4 * KIB)
 BLOCK = version("block", SMALL_BYTES)
@@ -60,12 +59,6 @@ async def notes_of(other: Other) -> Notes:
         {bytes.fromhex(key): bytes.fromhex(of) for key, of in raw["corrupt_small"].items()},
         {bytes.fromhex(key): inode for key, inode in raw["corrupt_chunks"].items()},
     )
-
-
-async def until_it(condition: Callable[[], Awaitable[bool]]) -> None:
-    async with asyncio.timeout(20):
-        while not await condition():
-            await asyncio.sleep(0.02)
 
 
 async def keep(tier: DiskTier) -> None:

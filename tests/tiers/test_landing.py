@@ -26,9 +26,9 @@ from tests.tiers.cached import (
     get_span,
     opened,
     sample,
-    until,
     version,
 )
+from tests.waiting import until
 
 PIECE_BYTES = 64 * KIB
 
@@ -234,7 +234,7 @@ async def test_what_was_put_off_is_written_when_memory_gets_short(
         await receive(landing, bytes(PIECE_BYTES))
     assert not any(landing._written_bytes for landing in still)
     span = chunks(version("one", CHUNK_BYTES))[0]
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         moving = [await tier.land(CHUNK_BYTES) for _ in range(2)]
         for landing in moving:
             await receive(landing, body(span))
@@ -346,8 +346,7 @@ async def test_no_descriptor_left_is_no_fault_of_the_disk(
     with monkeypatch.context() as patched:
         patched.setattr(os, "open", none_left)
         await receive(landing, bytes(PIECE_BYTES))
-        while landing._running is not None:
-            await asyncio.sleep(0.01)
+        await until(lambda: landing._running is None)
         with pytest.raises(TierUnavailable):
             await landing.space()
         await landing.discard()

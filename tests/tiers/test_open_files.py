@@ -11,7 +11,7 @@ import pytest
 
 from gateway.tiers import open_files
 from gateway.tiers.open_files import DiskThreads, OpenFiles, kept_open
-from tests.tiers.cached import until
+from tests.waiting import until
 
 T = TypeVar("T")
 

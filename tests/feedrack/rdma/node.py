@@ -86,7 +86,7 @@ class RdmaNode:
         async def run() -> None:
             what()
 
-        asyncio.run_coroutine_threadsafe(run(), self._loop).result(20)
+        asyncio.run_coroutine_threadsafe(run(), self._loop).result(60)
 
 
 @contextmanager

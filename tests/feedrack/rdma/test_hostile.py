@@ -253,7 +253,7 @@ def test_a_device_is_closed_once_nobody_is_at_it(fabric: Fabric) -> None:
     def slowly(device: Device) -> Registration:
         assert isinstance(device, SoftDevice)
         registering.set()
-        go_on.wait(20)
+        go_on.wait(60)
         open_meanwhile.append(device._open)
         return quickly(device)
 
@@ -266,19 +266,19 @@ def test_a_device_is_closed_once_nobody_is_at_it(fabric: Fabric) -> None:
     with ThreadPoolExecutor(3) as threads:
         try:
             made = threads.submit(opened.register, slowly)
-            assert registering.wait(20)
+            assert registering.wait(60)
             closed = [threads.submit(opened.close) for _ in range(2)]
             with pytest.raises(VerbFailed):
                 until_it_refuses()
         finally:
             go_on.set()
         for one in closed:
-            one.result(20)
+            one.result(60)
         assert open_meanwhile == [True]
         assert not device._open
         # What came last was ended, too.
         assert not device.regions
-        opened.unregister(made.result(20))
+        opened.unregister(made.result(60))
 
 
 def test_a_client_may_be_closed_at_any_moment(fabric: Fabric, node: RdmaNode) -> None:
@@ -299,7 +299,7 @@ def test_a_client_may_be_closed_at_any_moment(fabric: Fabric, node: RdmaNode) ->
             finally:
                 over.set()
             for one in working:
-                one.result(20)
+                one.result(60)
 
 
 def test_a_child_unmaps_nothing_in_the_place_of_its_parents_memory(
@@ -345,11 +345,11 @@ def test_a_child_waits_for_no_lock_of_its_parents_threads(fabric: Fabric, at: st
         users = opened._users
         with users.all_out if at == "its queue pairs" else users._changed:
             held.set()
-            over.wait(20)
+            over.wait(60)
 
     thread = threading.Thread(target=connect)
     thread.start()
-    held.wait(20)
+    held.wait(60)
     child = os.fork()
     if child == 0:
         signal.signal(signal.SIGALRM, signal.SIG_DFL)

@@ -21,6 +21,7 @@ _SECONDS = 180
 
 
 def until(holds: Callable[[], bool]) -> None:
+    """As `tests.waiting.wait_until`, for longer: emulated processors take their time."""
     by = time.monotonic() + _SECONDS
     while not holds():
         assert time.monotonic() < by

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.waiting import wait_until
+
 _SERVER = "10.77.0.1"
 _CARD = "eth0"
 # As server.sh has them.
@@ -25,10 +27,7 @@ def _port() -> str:
 
 
 def _until_port_is(state: str) -> None:
-    by = time.monotonic() + _WAIT_SECONDS
-    while _port() != state:
-        assert time.monotonic() < by, _port()
-        time.sleep(0.05)
+    wait_until(lambda: _port() == state, f"the port is {state}")
 
 
 def _pingpong() -> str:

@@ -59,6 +59,7 @@ def _nothing_is_left(node: RdmaNode) -> Iterator[None]:
 
 
 def until(holds: Callable[[], bool]) -> None:
+    """As `tests.waiting.wait_until`, for longer: emulated processors take their time."""
     by = time.monotonic() + _SECONDS
     while not holds():
         assert time.monotonic() < by

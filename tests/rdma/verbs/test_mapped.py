@@ -15,6 +15,7 @@ from gateway.rdma.mapped import MappedFiles
 from gateway.rdma.verbs import VerbsDevice, open_device
 from tests.feedrack.rdma.node import OPTIONS, rdma_node
 from tests.rdma.device_contract import completions, connected
+from tests.waiting import wait_until
 
 MIB = 1024**2
 CAN = tuple(int(part) for part in platform.release().split(".")[:2]) >= (6, 3)
