@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 from gateway.rdma.channels import descriptor_of, event_descriptors, finding
 from gateway.rdma.device import Completion, RdmaUnavailable, VerbFailed
+from gateway.rdma.reaching import reach
 from gateway.rdma.wire import MTUS, PairAddress
 
 _ENUM_HOMES = ("pyverbs.libibverbs_enums", "pyverbs.enums", "pyverbs.librdmacm_enums")
@@ -163,6 +164,15 @@ class VerbsDevice:
         # Such a region is addressed by the offset that it was registered with.
         return VerbsRegistration(library, region, offset, size_bytes, None)
 
+    async def reach(self, peer: PairAddress) -> None:
+        """As `Device.reach`."""
+        v1 = "v2" not in self._gid_attribute("types", self.gid_index)
+        # To these addresses of RoCE v1 there is always a way: they are made of the link's.
+        known = v1 and ipaddress.IPv6Address(peer.gid).is_link_local
+        if peer.link == self.link == "ethernet" and not known:
+            interface = self._gid_attribute("ndevs", self.gid_index)
+            await reach(peer.gid, local=self.gid, interface=interface)
+
     def pair(self, *, depth: int, remote: bool) -> "VerbsPair":
         """As `Device.pair`."""
         return VerbsPair(self._library, self, depth, remote=remote)
@@ -298,13 +308,17 @@ class VerbsDevice:
             return wanted, _compressed(table[wanted])
         if not table:
             raise RdmaUnavailable(f"{self.name} has no GID")
-        best = max(table, key=lambda index: _preference(self._gid_kind(index), table[index]))
+        best = max(
+            table, key=lambda index: _preference(self._gid_attribute("types", index), table[index])
+        )
         return best, _compressed(table[best])
 
-    def _gid_kind(self, index: int) -> str:
+    def _gid_attribute(self, name: str, index: int) -> str:
+        """`types`: the kind of RoCE. `ndevs`: the network device. Empty where the kernel tells
+        nothing."""
         base = Path("/sys/class/infiniband") / self.name / "ports" / str(self.port)
         try:
-            return (base / "gid_attrs" / "types" / str(index)).read_text().strip()
+            return (base / "gid_attrs" / name / str(index)).read_text().strip()
         except OSError:
             return ""
 

@@ -90,6 +90,11 @@ class DeviceContract:
         for each in (one, other, here, there):
             each.close()
 
+    async def test_there_is_a_way_to_a_peer(self, near: Device, far: Device) -> None:
+        other = far.pair(depth=2, remote=True)
+        await near.reach(other.address)
+        other.close()
+
     def test_an_empty_write_is_a_sign_of_life(self, near: Device, far: Device) -> None:
         one, other = connected(near, far)
         one.write(1, 0, 0, 0, to=0, rkey=0)
