@@ -133,13 +133,14 @@ class RdmaServer:
     async def _reach(self, device: Device, tenant: str, peer: PairAddress) -> None:
         turn = self._turns.setdefault(tenant, asyncio.Semaphore(_ASKED_AT_ONCE))
         async with turn:
-            if self._now() < self._not_before.get(tenant, 0.0):
-                raise TooManySessions(f"{tenant} could not be connected a moment ago")
+            self._check_listening(tenant)
             try:
                 await device.reach(peer)
             except VerbFailed:
                 self._not_before[tenant] = self._now() + _PENALTY_SECONDS
                 raise
+        # Where it cannot be found out whether there is a way, connecting is what takes a second.
+        self._check_listening(tenant)
 
     def _connect(self, tenant: str, peer: PairAddress) -> Prepared:
         device, completions = self._usable()
@@ -232,6 +233,10 @@ class RdmaServer:
         if device is None or completions is None or self.reason is not None:
             raise RdmaUnavailable(self.reason or "there is no device")
         return device, completions
+
+    def _check_listening(self, tenant: str) -> None:
+        if self._now() < self._not_before.get(tenant, 0.0):
+            raise TooManySessions(f"{tenant} could not be connected a moment ago")
 
     def _check_peer(self, tenant: str, peer: PairAddress) -> None:
         """Nothing where the address is no other tenant's, to whom these packets would go. A client

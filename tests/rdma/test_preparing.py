@@ -131,24 +131,44 @@ async def test_who_waits_for_a_way_has_room_in_the_completion_queue() -> None:
 
 
 async def test_who_cannot_be_reached_is_not_listened_to_for_a_while(lab: Lab, ways: Ways) -> None:
-    nowhere, *others, in_turn = preparing(lab, "a", 5)
+    nowhere, *others = preparing(lab, "a", 5)
     await ways.until(4)
     ways.not_found(0)
     with pytest.raises(VerbFailed, match="nobody"):
         await nowhere
-    # Who had not been asked for is not; who had, has what comes of it.
-    with pytest.raises(TooManySessions):
-        await in_turn
     with pytest.raises(TooManySessions):
         await lab.prepare("a")
+    # Nor are those who were asked for already, or wait for their turn.
     ways.found()
-    await asyncio.gather(*others)
+    for each in others:
+        with pytest.raises(TooManySessions):
+            await each
     assert len(ways.asked) == 4
-    assert lab.server.sessions_of("a") == 3
-    assert pairs_of_server(lab) == 3
+    assert not pairs_of_server(lab)
     lab.clock.now += 10
     lab.fabric.on_reach = Fabric().on_reach
     await lab.connect("a")
+
+
+async def test_where_it_cannot_be_found_out_one_connection_fails_at_a_time(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It takes the kernel a second each, for which all stand still."""
+    tried = []
+
+    def fail(pair: SoftPair, peer: PairAddress) -> None:
+        tried.append(peer)
+        raise VerbFailed("nobody is there")
+
+    async def look(_: PairAddress) -> None:
+        await asyncio.sleep(0)
+
+    lab.fabric.on_reach = look
+    monkeypatch.setattr(SoftPair, "connect", fail)
+    found = await asyncio.gather(*preparing(lab, "a", 6), return_exceptions=True)
+    assert [type(each) for each in found] == [VerbFailed] + 5 * [TooManySessions]
+    assert len(tried) == 1
+    assert not pairs_of_server(lab)
 
 
 async def test_who_hangs_up_while_a_way_is_looked_for_leaves_nothing() -> None:
