@@ -166,7 +166,7 @@ class VerbsDevice:
 
     async def reach(self, peer: PairAddress) -> None:
         """As `Device.reach`."""
-        v1 = "v2" not in self._gid_attribute("types", self.gid_index)
+        v1 = "v1" in self._gid_attribute("types", self.gid_index)
         # To these addresses of RoCE v1 there is always a way: they are made of the link's.
         known = v1 and ipaddress.IPv6Address(peer.gid).is_link_local
         if peer.link == self.link == "ethernet" and not known:
