@@ -76,7 +76,7 @@ class PeerRdma:
     async def _prepare(self, request: PeerRequest) -> PeerAnswer:
         try:
             asked = read_document(Prepare, request.body)
-            prepared = self._server.prepare(_tenant(request), asked.address)
+            prepared = await self._server.prepare(_tenant(request), asked.address)
         except BadDocument as error:
             return PeerAnswer(400, body=str(error).encode())
         except RdmaUnavailable:

@@ -136,6 +136,11 @@ class Device(Protocol):
         """Registers a part of a dma-buf, a GPU's memory for one. VerbFailed."""
         ...
 
+    async def reach(self, peer: PairAddress) -> None:
+        """Returns once a pair can be connected to that address without waiting for anybody's
+        answer. VerbFailed where there is no way to it."""
+        ...
+
     def pair(self, *, depth: int, remote: bool) -> Pair:
         """A queue pair with room for `depth` work requests. `remote`: the peer may read and write
         what is registered so. VerbFailed."""

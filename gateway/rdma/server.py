@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable
+from weakref import WeakValueDictionary
 
 import structlog
 from msgspec.structs import replace
@@ -26,8 +27,10 @@ log = structlog.get_logger()
 _SWEEP_SECONDS = 1.0
 _KNOCK_SECONDS = 15.0
 
-# Connecting asks the kernel for the way to an address, which may take a second if there is none,
-# and keeps everybody waiting.
+# Of each tenant's addresses so many at a time are asked for the way to them, and none for a while
+# after one that could not be had: it costs the link, and the kernel's table of neighbours, whatever
+# anybody names.
+_ASKED_AT_ONCE = 4
 _PENALTY_SECONDS = 10.0
 
 OpenDevice = Callable[[str | None, int | None, int | None], Device]
@@ -61,6 +64,7 @@ class RdmaServer:
         self._shares: dict[str, Share] = {}
         # Tenants whose last connection failed, and until when they are not listened to.
         self._not_before: dict[str, float] = {}
+        self._turns: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
         self._table = SessionTable(
             most=config.sessions,
             most_per_tenant=config.sessions_per_tenant,
@@ -111,19 +115,36 @@ class RdmaServer:
         """How many sessions a tenant has."""
         return self._table.count(tenant)
 
-    def prepare(self, tenant: str, peer: PairAddress) -> Prepared:
-        """A session whose queue pair expects `peer`. TooManySessions, VerbFailed,
-        RdmaUnavailable."""
-        device, completions, depth = self._device, self._completions, self._config.depth
-        if device is None or completions is None or self.reason is not None:
-            raise RdmaUnavailable(self.reason or "there is no device")
+    async def prepare(self, tenant: str, peer: PairAddress) -> Prepared:
+        """A session whose queue pair expects `peer`, once there is a way to it. TooManySessions,
+        VerbFailed, RdmaUnavailable."""
+        device, _ = self._usable()
         self._check_peer(tenant, peer)
-        self._table.check_room(tenant)
-        self._lines = {line for line in self._lines if not line.over}
-        if (len(self._lines) + 1) * depth > device.max_completions:
-            raise TooManySessions("the device's completion queue has no room for one more")
-        if self._now() < self._not_before.get(tenant, 0.0):
-            raise TooManySessions(f"{tenant} could not be connected a moment ago")
+        with self._table.place(tenant, peer):
+            self._lines = {line for line in self._lines if not line.over}
+            under_way = (len(self._lines) + self._table.places) * self._config.depth
+            if under_way > device.max_completions:
+                raise TooManySessions("the device's completion queue has no room for one more")
+            await self._reach(device, tenant, peer)
+        # Much may have been while it was looked for.
+        self._check_peer(tenant, peer)
+        return self._connect(tenant, peer)
+
+    async def _reach(self, device: Device, tenant: str, peer: PairAddress) -> None:
+        turn = self._turns.setdefault(tenant, asyncio.Semaphore(_ASKED_AT_ONCE))
+        async with turn:
+            self._check_listening(tenant)
+            try:
+                await device.reach(peer)
+            except VerbFailed:
+                self._not_before[tenant] = self._now() + _PENALTY_SECONDS
+                raise
+        # Where it cannot be found out whether there is a way, connecting is what takes a second.
+        self._check_listening(tenant)
+
+    def _connect(self, tenant: str, peer: PairAddress) -> Prepared:
+        device, completions = self._usable()
+        depth = self._config.depth
         pair = device.pair(depth=depth, remote=False)
         try:
             # Both ends mark packets as this node's operator says.
@@ -189,6 +210,8 @@ class RdmaServer:
 
     async def close(self) -> None:
         """Ends all sessions, and returns once the device is through with everything."""
+        # Who waits for a way is to begin nothing any more.
+        self.reason = "closed"
         if self._sweeper is not None:
             for task in (self._sweeper, *self._knocks):
                 task.cancel()
@@ -204,7 +227,16 @@ class RdmaServer:
                 # The process ends, and the kernel lets go of what is left.
                 log.error("rdma is not closed as it should be", reason=str(error))  # noqa: TRY400
         self._device = None
-        self.reason = "closed"
+
+    def _usable(self) -> tuple[Device, Completions]:
+        device, completions = self._device, self._completions
+        if device is None or completions is None or self.reason is not None:
+            raise RdmaUnavailable(self.reason or "there is no device")
+        return device, completions
+
+    def _check_listening(self, tenant: str) -> None:
+        if self._now() < self._not_before.get(tenant, 0.0):
+            raise TooManySessions(f"{tenant} could not be connected a moment ago")
 
     def _check_peer(self, tenant: str, peer: PairAddress) -> None:
         """Nothing where the address is no other tenant's, to whom these packets would go. A client
@@ -215,6 +247,8 @@ class RdmaServer:
             if session.tenant != tenant:
                 raise TooManySessions("that queue pair has a session already")
             session.line.fail("replaced")
+        if any(other != tenant for other in self._table.having(peer)):
+            raise TooManySessions("another's session to that queue pair is being prepared")
 
     def _lost(self, reason: str) -> None:
         """The device tells of nothing any more: everything goes over HTTP."""

@@ -2,6 +2,7 @@
 
 import secrets
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Literal
 
 from gateway.rdma.lines import Line
@@ -49,6 +50,7 @@ class SessionTable:
         self._knock_seconds = knock_seconds
         self._sessions: dict[str, Session] = {}
         self._counts: dict[str, int] = {}
+        self._places: list[tuple[str, PairAddress]] = []
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -56,13 +58,30 @@ class SessionTable:
     def __iter__(self) -> Iterator[Session]:
         return iter(list(self._sessions.values()))
 
-    def check_room(self, tenant: str) -> None:
-        """Nothing where this tenant may have one more. TooManySessions."""
-        if len(self._sessions) >= self._most:
+    @contextmanager
+    def place(self, tenant: str, peer: PairAddress) -> Iterator[None]:
+        """Counts as one more of the tenant's to `peer` while there is none yet. TooManySessions."""
+        if len(self._sessions) + self.places >= self._most:
             raise TooManySessions(f"this node has {self._most} RDMA sessions already")
-        own = self.count(tenant)
+        own = self.count(tenant) + sum(1 for other, _ in self._places if other == tenant)
         if own >= self._most_per_tenant:
             raise TooManySessions(f"{tenant} has {own} RDMA sessions already")
+        place = (tenant, peer)
+        self._places.append(place)
+        try:
+            yield
+        finally:
+            # One that is equal is as good.
+            self._places.remove(place)
+
+    @property
+    def places(self) -> int:
+        """How many are kept for sessions that are yet to be."""
+        return len(self._places)
+
+    def having(self, peer: PairAddress) -> Iterator[str]:
+        """The tenants who keep a place for that queue pair."""
+        return (tenant for tenant, other in self._places if other.is_same_pair(peer))
 
     def count(self, tenant: str) -> int:
         """How many a tenant has."""

@@ -9,6 +9,7 @@ import mmap
 from collections import deque
 
 from gateway.rdma.device import Device, Pair, Registration
+from gateway.rdma.wire import PairAddress
 
 # Nothing is ever posted here: peers write, and read the last byte back.
 _DEPTH = 1
@@ -73,6 +74,10 @@ class TargetMemory:
     def pair(self) -> Pair:
         """A queue pair whose peer may write into these buffers. VerbFailed."""
         return self._device.pair(depth=_DEPTH, remote=True)
+
+    async def reach(self, peer: PairAddress) -> None:
+        """As `Device.reach`."""
+        await self._device.reach(peer)
 
     def close(self) -> None:
         """Ends it; call when no queue pair is left. Who still has a buffer may read it."""

@@ -17,6 +17,8 @@ from typing import Any, Literal
 
 from gateway.rdma.channels import open_channel, turn
 from gateway.rdma.device import Completion, RdmaUnavailable, VerbFailed
+from gateway.rdma.gids import compressed, exploded, preference
+from gateway.rdma.reaching import reach
 from gateway.rdma.wire import MTUS, PairAddress
 
 _ENUM_HOMES = ("pyverbs.libibverbs_enums", "pyverbs.enums", "pyverbs.librdmacm_enums")
@@ -164,6 +166,15 @@ class VerbsDevice:
         # Such a region is addressed by the offset that it was registered with.
         return VerbsRegistration(library, region, offset, size_bytes, None)
 
+    async def reach(self, peer: PairAddress) -> None:
+        """As `Device.reach`."""
+        v1 = "v1" in self._gid_attribute("types", self.gid_index)
+        # To these addresses of RoCE v1 there is always a way: they are made of the link's.
+        known = v1 and ipaddress.IPv6Address(peer.gid).is_link_local
+        if peer.link == self.link == "ethernet" and not known:
+            interface = self._gid_attribute("ndevs", self.gid_index)
+            await reach(peer.gid, local=self.gid, interface=interface)
+
     def pair(self, *, depth: int, remote: bool) -> "VerbsPair":
         """As `Device.pair`."""
         return VerbsPair(self._library, self, depth, remote=remote)
@@ -220,7 +231,7 @@ class VerbsDevice:
         library = self._library
         addr = library.addr
         route = addr.GlobalRoute(
-            dgid=addr.GID(_exploded(peer.gid)),
+            dgid=addr.GID(exploded(peer.gid)),
             sgid_index=self.gid_index,
             hop_limit=_HOPS,
             traffic_class=peer.traffic_class,
@@ -297,16 +308,20 @@ class VerbsDevice:
         if wanted is not None:
             if wanted not in table:
                 raise RdmaUnavailable(f"{self.name} has no GID at index {wanted}")
-            return wanted, _compressed(table[wanted])
+            return wanted, compressed(table[wanted])
         if not table:
             raise RdmaUnavailable(f"{self.name} has no GID")
-        best = max(table, key=lambda index: _preference(self._gid_kind(index), table[index]))
-        return best, _compressed(table[best])
+        best = max(
+            table, key=lambda index: preference(self._gid_attribute("types", index), table[index])
+        )
+        return best, compressed(table[best])
 
-    def _gid_kind(self, index: int) -> str:
+    def _gid_attribute(self, name: str, index: int) -> str:
+        """`types`: the kind of RoCE. `ndevs`: the network device. Empty where the kernel tells
+        nothing."""
         base = Path("/sys/class/infiniband") / self.name / "ports" / str(self.port)
         try:
-            return (base / "gid_attrs" / "types" / str(index)).read_text().strip()
+            return (base / "gid_attrs" / name / str(index)).read_text().strip()
         except OSError:
             return ""
 
@@ -420,18 +435,3 @@ def _closed(library: _Library, made: Any) -> None:
         made.close()
     except (library.Error, OSError) as error:
         raise VerbFailed(f"it cannot be closed: {error}") from error
-
-
-def _preference(kind: str, gid: str) -> tuple[bool, bool, bool]:
-    """What makes a GID better than another: RoCE v2 before v1, IPv4 before IPv6, global before
-    link-local."""
-    address = ipaddress.IPv6Address(_compressed(gid))
-    return "v2" in kind.lower(), address.ipv4_mapped is not None, not address.is_link_local
-
-
-def _compressed(gid: str) -> str:
-    return str(ipaddress.IPv6Address(gid))
-
-
-def _exploded(gid: str) -> str:
-    return ipaddress.IPv6Address(gid).exploded

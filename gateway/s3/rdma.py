@@ -157,7 +157,7 @@ class RdmaFace:
     async def _prepare(self, call: Call) -> Answer:
         asked = await _document(call, Prepare)
         try:
-            prepared = self._server.prepare(_tenant(call), asked.address)
+            prepared = await self._server.prepare(_tenant(call), asked.address)
         except RdmaUnavailable as error:
             raise NotImplementedS3(
                 "This gateway has no RDMA.", headers={REPLY_HEADER: DECLINED}

@@ -115,6 +115,9 @@ class DeviceContract:
         assert completions(bench.near, 1) == [Completion(7, 0)]
         assert bench.near_bytes[:] == bench.far_bytes[:]
 
+    async def test_there_is_a_way_to_a_peer(self, bench: Bench) -> None:
+        await bench.near.reach(bench.other.address)
+
     def test_an_empty_write_is_a_sign_of_life(self, bench: Bench) -> None:
         bench.one.write(1, 0, 0, 0, to=0, rkey=0)
         assert completions(bench.near, 1) == [Completion(1, 0)]

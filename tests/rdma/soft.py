@@ -9,7 +9,7 @@ import contextlib
 import ctypes
 import os
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import NamedTuple
 
 from gateway.rdma.device import Completion, VerbFailed
@@ -33,6 +33,8 @@ class Fabric:
         self.posted = 0
         # Called with each piece before it is moved; may do anything to either end.
         self.on_move: Callable[[_Work], None] = lambda _: None
+        # Awaited before a pair is connected; raises VerbFailed where there is no way.
+        self.on_reach: Callable[[PairAddress], Awaitable[None]] = _at_once
         self._numbers = iter(range(17, 1 << 24))
         self._keys = iter(range(0x1000, 1 << 32))
 
@@ -44,6 +46,10 @@ class Fabric:
 
     def key(self) -> int:
         return next(self._keys)
+
+
+async def _at_once(_: PairAddress) -> None:
+    """There is a way to everybody."""
 
 
 class _Work(NamedTuple):
@@ -85,6 +91,9 @@ class SoftDevice:
         self, descriptor: int, offset: int, size_bytes: int, *, remote: bool
     ) -> "SoftRegistration":
         raise VerbFailed("a soft device knows no dma-buf")
+
+    async def reach(self, peer: PairAddress) -> None:
+        await self.fabric.on_reach(peer)
 
     def pair(self, *, depth: int, remote: bool) -> "SoftPair":
         return SoftPair(self, depth, remote)

@@ -1,6 +1,7 @@
 """Payloads by RDMA at the S3 port, over a soft device: what moves, what is declined, what is
 refused."""
 
+import asyncio
 import hashlib
 import json
 import os
@@ -9,6 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from gateway.rdma.device import VerbFailed
 from gateway.rdma.token import TOKEN_HEADER
 from gateway.rdma.wire import FALLBACK_HEADER, REPLY_HEADER, TRANSFERRED_HEADER, Table
 from tests.rdma.raw import RawClient, checksum, counted, put
@@ -459,6 +461,35 @@ async def test_falling_back_is_counted_by_reason(client: RawClient, node: Runnin
         await client.ask("GET", "/train/k", {FALLBACK_HEADER: reason})
     assert counted(node, "rdma_fallbacks_total", reason="no-device") == 2
     assert counted(node, "rdma_fallbacks_total", reason="other") == 1
+
+
+async def test_where_there_is_no_way_the_bytes_go_over_http(
+    client: RawClient, node: Running, fabric: Fabric
+) -> None:
+    asked, answered = asyncio.Event(), asyncio.Event()
+
+    async def nobody(_: object) -> None:
+        asked.set()
+        await answered.wait()
+        raise VerbFailed("nobody is there")
+
+    fabric.on_reach = nobody
+    other = RawClient(node, client.device)
+    other.pair = client.device.pair(depth=1, remote=True)
+    preparing = asyncio.create_task(other.step("prepare", {"address": other.pair.address}))
+    async with asyncio.timeout(60):
+        await asked.wait()
+    # All else goes on meanwhile.
+    put(node, "k", b"x")
+    assert (await client.move("GET", "/train/k")).headers[REPLY_HEADER] == "200"
+    assert not preparing.done()
+    answered.set()
+    reply = await preparing
+    assert (reply.status, reply.code) == (400, "InvalidRequest")
+    assert reply.headers[REPLY_HEADER] == "501"
+    reply = await other.step("prepare", {"address": other.pair.address})
+    assert (reply.status, reply.code) == (503, "SlowDown")
+    other.close()
 
 
 async def test_a_gateway_without_a_device_declines(tmp_path: Path) -> None:

@@ -58,7 +58,7 @@ async def within(seconds: float, what: Awaitable[Any]) -> Any:
 
 
 async def test_the_read_behind_the_last_write_has_a_time_limit_too(ends: Ends) -> None:
-    session, _ = ends.connect()
+    session, _ = await ends.connect()
     transfer = ends.claim(session, 2 * MIB)
     ends.fabric.held = True
     # As many pieces as may be under way: the READ that is to follow has no place.
@@ -70,7 +70,7 @@ async def test_the_read_behind_the_last_write_has_a_time_limit_too(ends: Ends) -
 
 
 async def test_reading_ahead_has_a_time_limit_too(ends: Ends) -> None:
-    session, _ = ends.connect()
+    session, _ = await ends.connect()
     transfer = ends.claim(session, 4 * MIB)
     reader = transfer.reader()
     ends.fabric.held = True
@@ -85,7 +85,7 @@ async def test_reading_ahead_has_a_time_limit_too(ends: Ends) -> None:
 async def test_closing_does_not_wait_for_a_sign_of_life() -> None:
     ends = Ends(transfer_timeout_seconds=30.0)
     await ends.server.start()
-    ends.connect()
+    await ends.connect()
     ends.fabric.held = True
     ends.clock.now += 15
     await until(lambda: ends.fabric.posted > 0)
@@ -98,7 +98,7 @@ async def test_a_transfer_that_is_cut_is_over_soon() -> None:
     """At the end of a drain, of which an operator knows how long it may take."""
     ends = Ends(transfer_timeout_seconds=30.0)
     await ends.server.start()
-    session, _ = ends.connect()
+    session, _ = await ends.connect()
     transfer = ends.claim(session, MIB)
     ends.fabric.held = True
 
@@ -148,7 +148,7 @@ async def test_a_buffer_that_a_thread_still_fills_is_nobody_elses(
             over.set()
 
     monkeypatch.setattr(os, "preadv", slow)
-    session, _ = ends.connect()
+    session, _ = await ends.connect()
     first = ends.claim(session, MIB)
     writing = asyncio.create_task(first.write_file(descriptor, 0, 1000))
     await until(begun.is_set)
@@ -174,7 +174,7 @@ async def test_a_buffer_that_a_thread_still_fills_is_nobody_elses(
 
 async def test_a_transfer_that_is_closed_touches_no_memory_of_the_clients(ends: Ends) -> None:
     """What is read ahead too: `close` promises it, and the answer goes out right after."""
-    session, _ = ends.connect()
+    session, _ = await ends.connect()
     transfer = ends.claim(session, 2 * MIB)
     reader = transfer.reader()
     ends.fabric.held = True
@@ -195,7 +195,7 @@ async def test_a_transfer_that_is_cancelled_while_it_waits_is_closed_once_nothin
     ends: Ends,
 ) -> None:
     """The very piece that it waited for is under way as well."""
-    session, _ = ends.connect()
+    session, _ = await ends.connect()
     transfer = ends.claim(session, MIB)
     ends.fabric.held = True
     await transfer.write(b"x" * MIB)
@@ -218,7 +218,7 @@ async def test_a_queue_pair_that_cannot_be_destroyed_holds_up_nobody(
     ends: Ends, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its buffers may be lost, but whoever waits must hear of it."""
-    session, _ = ends.connect()
+    session, _ = await ends.connect()
     transfer = ends.claim(session, MIB)
     line = next(iter(ends.server._table)).line
     line._settle_seconds = 0.05
@@ -245,7 +245,7 @@ async def test_a_node_ends_though_a_queue_pair_cannot_be_destroyed(
     """What is raised here keeps a node from closing its cache."""
     ends = Ends()
     await ends.server.start()
-    ends.connect()
+    await ends.connect()
 
     def refuse(_: SoftPair) -> None:
         raise VerbFailed("the device is gone")
@@ -260,7 +260,7 @@ async def test_a_device_without_completions_is_no_device(
     ends: Ends, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whoever comes is to be declined, not to wait for his time limit again and again."""
-    session, _ = ends.connect()
+    session, _ = await ends.connect()
 
     def broken(_: SoftDevice) -> list[Completion]:
         raise VerbFailed("completions cannot be taken: Input/output error")
@@ -297,7 +297,7 @@ async def test_sessions_are_looked_after_also_once_a_device_has_refused_somethin
     (tmp_path / "f").unlink()
     os.close(descriptor)
     await until(refused.is_set)
-    session, _ = ends.connect()
+    session, _ = await ends.connect()
     ends.clock.now += 60
     await ends.until_gone(session)
 
@@ -366,9 +366,9 @@ def test_a_file_for_which_no_descriptor_is_left_is_copied(tmp_path: Path) -> Non
 async def test_a_queue_pair_that_is_another_sessions_peer_is_refused(ends: Ends) -> None:
     """A thief names a victim's queue pair as his own: what he reads is then sent there, from the
     address that the victim expects it from."""
-    session, pair = ends.connect("victim")
+    session, pair = await ends.connect("victim")
     with pytest.raises((TooManySessions, VerbFailed)):
-        ends.server.prepare("thief", pair.address)
+        await ends.server.prepare("thief", pair.address)
     assert session
 
 
@@ -376,7 +376,7 @@ async def test_what_waits_for_a_buffer_costs_no_session() -> None:
     """That others hold all buffers is nobody's fault whose client is well."""
     ends = Ends(depth=4)
     await ends.server.start()
-    slow, _ = ends.connect("slow")
+    slow, _ = await ends.connect("slow")
     # Objects of slow origins: their first bytes have come.
     holding = []
     # All that a tenant may have of four, where there is no other.
@@ -384,7 +384,7 @@ async def test_what_waits_for_a_buffer_costs_no_session() -> None:
         transfer = ends.claim(slow, MIB, "slow")
         await transfer.write(b"some")
         holding.append(transfer)
-    fine, _ = ends.connect("slow")
+    fine, _ = await ends.connect("slow")
     late = ends.claim(fine, MIB, "slow")
     with pytest.raises(Exception, match="buffer"):
         await within(3, late.write(b"some"))
@@ -402,7 +402,7 @@ async def test_two_tenants_leave_a_third_something(ends: Ends) -> None:
     assert pool is not None
     holding = []
     for tenant in ("b", "c"):
-        session, _ = ends.connect(tenant)
+        session, _ = await ends.connect(tenant)
         for _ in range(pool.count):
             transfer = ends.claim(session, MIB, tenant)
             holding.append(transfer)
@@ -410,7 +410,7 @@ async def test_two_tenants_leave_a_third_something(ends: Ends) -> None:
                 await within(0.05, transfer.write(b"some"))
             except (TimeoutError, NoBuffer, TransferFailed):
                 break
-    session, _ = ends.connect("a")
+    session, _ = await ends.connect("a")
     late = ends.claim(session, MIB)
     try:
         await within(3, late.write(b"some"))

@@ -13,6 +13,7 @@ import pytest
 
 from gateway.rdma.device import Device, RdmaUnavailable, VerbFailed
 from gateway.rdma.token import Token, render_token
+from gateway.rdma.wire import PairAddress
 from gateway.tiers.peers.asking import RDMA_TOKEN
 from gateway.tiers.peers.sessions import PeerSession
 from gateway.tiers.wire import Watch
@@ -248,6 +249,26 @@ async def test_a_reader_that_takes_nothing_loses_its_buffer_and_no_bytes(tmp_pat
         await answer.close()
         assert got == slow_body
         moving._memory.give(other)
+        assert nodes.sound
+
+
+@pytest.mark.parametrize("end", ["asked", "asker"])
+async def test_nodes_with_no_way_between_them_have_http(tmp_path: Path, end: str) -> None:
+    """Of each session the asked node looks for the asker first, and then the asker for it."""
+    async with two(tmp_path) as nodes:
+        looked: list[PairAddress] = []
+
+        async def look(peer: PairAddress) -> None:
+            looked.append(peer)
+            if len(looked) == ("asked", "asker").index(end) + 1:
+                raise VerbFailed("nobody is there")
+
+        nodes.fabric.on_reach = look
+        key, body = await nodes.warm()
+        async with asyncio.timeout(60):
+            while not nodes.fell_back("connect"):
+                assert await nodes.asker.read(key) == body
+        assert nodes.session is None
         assert nodes.sound
 
 

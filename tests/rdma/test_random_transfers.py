@@ -38,11 +38,11 @@ class Client:
         self.numbers = iter(range(1 << 20))
         self.free = list(range(SLICES))
 
-    def connect(self) -> None:
+    async def connect(self) -> None:
         if self.pair is not None:
             self.pair.close()
         self.pair = self.device.pair(depth=1, remote=True)
-        prepared = self.world.server.prepare(self.tenant, self.pair.address)
+        prepared = await self.world.server.prepare(self.tenant, self.pair.address)
         self.pair.connect(prepared.address)
         assert self.world.server.ready(self.tenant, prepared.session)
         self.session = prepared.session
@@ -80,7 +80,7 @@ class World:
         size = self.random.choice((0, 1, 5 * KIB, 900 * KIB, SLICE - 1, SLICE))
         mark = self.random.randrange(256)
         part[:] = bytes((mark,)) * SLICE
-        transfer = self.claim(client, start, size)
+        transfer = await self.claim(client, start, size)
         try:
             if transfer is not None:
                 await self.write(transfer, size)
@@ -125,7 +125,7 @@ class World:
         start, part = client.part(number)
         size = self.random.choice((0, 1, 900 * KIB, SLICE))
         part[:] = self.data
-        transfer = self.claim(client, start, size)
+        transfer = await self.claim(client, start, size)
         try:
             if transfer is not None:
                 reader = transfer.reader()
@@ -150,7 +150,7 @@ class World:
             assert part == self.data
             client.free.append(number)
 
-    def claim(self, client: Client, start: int, size: int) -> Transfer | None:
+    async def claim(self, client: Client, start: int, size: int) -> Transfer | None:
         token = Token(
             client.session,
             next(client.numbers),
@@ -161,7 +161,7 @@ class World:
         transfer = self.server.claim(client.tenant, token)
         if transfer is None:
             try:
-                client.connect()
+                await client.connect()
             except TooManySessions:
                 self.tell("full")
         return transfer

@@ -45,14 +45,14 @@ class Lab:
             knock_seconds=15.0,
         )
 
-    def prepare(self, tenant: str = "a") -> tuple[str, SoftPair]:
+    async def prepare(self, tenant: str = "a") -> tuple[str, SoftPair]:
         pair = self.client.pair(depth=1, remote=True)
-        prepared = self.server.prepare(tenant, pair.address)
+        prepared = await self.server.prepare(tenant, pair.address)
         pair.connect(prepared.address)
         return prepared.session, pair
 
-    def connect(self, tenant: str = "a") -> tuple[str, SoftPair]:
-        session, pair = self.prepare(tenant)
+    async def connect(self, tenant: str = "a") -> tuple[str, SoftPair]:
+        session, pair = await self.prepare(tenant)
         assert self.server.ready(tenant, session)
         return session, pair
 
@@ -82,14 +82,14 @@ async def lab() -> AsyncIterator[Lab]:
 
 
 async def test_a_session_that_is_never_ready_ends(lab: Lab) -> None:
-    lab.prepare()
+    await lab.prepare()
     assert lab.server.sessions_of("a") == 1
     lab.clock.now += PREPARE_SECONDS
     await until(lambda: not lab.server.sessions_of("a"))
 
 
 async def test_a_session_that_is_not_used_ends(lab: Lab) -> None:
-    session, _ = lab.connect()
+    session, _ = await lab.connect()
     lab.clock.now += 59
     await lab.sweeps()
     assert lab.server.sessions_of("a") == 1
@@ -98,7 +98,7 @@ async def test_a_session_that_is_not_used_ends(lab: Lab) -> None:
 
 
 async def test_a_session_in_use_does_not_end(lab: Lab) -> None:
-    session, _ = lab.connect()
+    session, _ = await lab.connect()
     transfer = lab.server.claim("a", Token(session, 0, 0, 0, 0))
     assert transfer is not None
     lab.clock.now += 600
@@ -111,7 +111,7 @@ async def test_a_session_in_use_does_not_end(lab: Lab) -> None:
 
 
 async def test_a_client_that_died_leaves_nothing(lab: Lab) -> None:
-    session, pair = lab.connect()
+    session, pair = await lab.connect()
     pair.close()
     lab.clock.now += 15
     await lab.until_gone(session)
@@ -120,7 +120,7 @@ async def test_a_client_that_died_leaves_nothing(lab: Lab) -> None:
 
 
 async def test_a_client_that_rests_is_asked_and_stays(lab: Lab) -> None:
-    _, pair = lab.connect()
+    _, pair = await lab.connect()
     posted = lab.fabric.posted
     lab.clock.now += 15
     await until(lambda: lab.fabric.posted != posted)
@@ -134,17 +134,17 @@ async def test_each_tenant_has_its_share() -> None:
     lab = Lab(sessions=3, sessions_per_tenant=2)
     await lab.server.start()
     for _ in range(2):
-        lab.connect("a")
+        await lab.connect("a")
     with pytest.raises(TooManySessions):
-        lab.prepare("a")
-    session, _ = lab.connect("b")
+        await lab.prepare("a")
+    session, _ = await lab.connect("b")
     with pytest.raises(TooManySessions):
-        lab.prepare("c")
+        await lab.prepare("c")
     # What ends makes room; another's cannot be ended.
     lab.server.cancel("a", session)
     assert lab.server.sessions_of("b") == 1
     lab.server.cancel("b", session)
-    lab.connect("c")
+    await lab.connect("c")
     await lab.server.close()
     lab.client.close()
 
@@ -155,10 +155,10 @@ async def test_the_completion_queue_bounds_them_all() -> None:
     device.max_completions = 40
     lab.server = RdmaServer(RdmaConfig(), lab.metrics, open_device=lambda *_: device)
     await lab.server.start()
-    lab.connect()
-    lab.connect()
+    await lab.connect()
+    await lab.connect()
     with pytest.raises(TooManySessions):
-        lab.prepare()
+        await lab.prepare()
     await lab.server.close()
     lab.client.close()
 
@@ -169,17 +169,17 @@ async def test_who_cannot_be_connected_is_not_listened_to_for_a_while(lab: Lab) 
     strange = PairAddress(address.qpn, address.psn, address.gid, address.mtu, "infiniband")
     before = len(lab.fabric.pairs)
     with pytest.raises(VerbFailed):
-        lab.server.prepare("a", strange)
+        await lab.server.prepare("a", strange)
     assert len(lab.fabric.pairs) == before
     with pytest.raises(TooManySessions):
-        lab.server.prepare("a", address)
-    lab.connect("b")
+        await lab.server.prepare("a", address)
+    await lab.connect("b")
     lab.clock.now += 10
-    lab.connect("a")
+    await lab.connect("a")
 
 
 async def test_a_claim_is_for_a_ready_session_of_ones_own(lab: Lab) -> None:
-    session, _ = lab.prepare()
+    session, _ = await lab.prepare()
     token = Token(session, 0, 0, 0, 0)
     assert lab.server.claim("a", token) is None
     assert lab.server.ready("a", session)
@@ -194,7 +194,7 @@ async def test_a_claim_is_for_a_ready_session_of_ones_own(lab: Lab) -> None:
 async def test_closing_ends_what_is_under_way() -> None:
     lab = Lab(transfer_timeout_seconds=30.0)
     await lab.server.start()
-    session, _ = lab.connect()
+    session, _ = await lab.connect()
     memory = memoryview(bytearray(1024**2))
     region = lab.client.register(memory, remote=True)
     lab.fabric.held = True
@@ -227,7 +227,7 @@ async def test_without_a_device_everything_is_declined(verbs: bool) -> None:
     await server.start()
     assert not server.available
     with pytest.raises(RdmaUnavailable, match="no RDMA device"):
-        server.prepare("a", lab.client.pair(depth=1, remote=True).address)
+        await server.prepare("a", lab.client.pair(depth=1, remote=True).address)
     assert server.claim("a", Token("0" * 32, 0, 0, 0, 0)) is None
     await server.close()
     required = RdmaServer(RdmaConfig(mode="required"), lab.metrics, open_device=none)

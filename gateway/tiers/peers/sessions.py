@@ -135,6 +135,7 @@ class PeerSessions:
             return
         try:
             prepared = await self._prepare(member, pair)
+            await memory.reach(prepared.address)
             pair.connect(prepared.address)
             await self._ready(member, prepared)
         except (TierUnavailable, VerbFailed, _NotConnected) as error:
