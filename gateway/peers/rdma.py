@@ -14,7 +14,7 @@ from gateway.errors import FeedrackError
 from gateway.peers.request import PeerAnswer, PeerRequest, Route
 from gateway.rdma.device import RdmaUnavailable, VerbFailed
 from gateway.rdma.server import RdmaServer
-from gateway.rdma.sessions import TooManySessions
+from gateway.rdma.sessions import NODE_PREFIX, TooManySessions
 from gateway.rdma.token import BadToken, parse_token
 from gateway.rdma.transfers import NoBuffer, Transfer, TransferFailed
 from gateway.rdma.wire import BadDocument, Prepare, Session, read_document
@@ -192,4 +192,4 @@ async def _write(transfer: Transfer, given: Given) -> int:
 
 def _tenant(request: PeerRequest) -> str:
     """No tenant's name has a colon in it."""
-    return f"node:{request.asker}"
+    return f"{NODE_PREFIX}{request.asker}"

@@ -15,7 +15,7 @@ from gateway.rdma.buffers import BufferPool, Share
 from gateway.rdma.device import Device, RdmaUnavailable, VerbFailed
 from gateway.rdma.lines import Completions, Line, LineFailed
 from gateway.rdma.mapped import MappedFiles
-from gateway.rdma.sessions import Session, SessionTable, TooManySessions
+from gateway.rdma.sessions import Session, SessionTable, TooManySessions, party
 from gateway.rdma.token import BadToken, Token
 from gateway.rdma.transfers import Transfer
 from gateway.rdma.wire import PairAddress, Prepared
@@ -97,6 +97,7 @@ class RdmaServer:
             log.info("no rdma", reason=self.reason)
             return
         self.reason = None
+        self._table.most = min(config.sessions, device.max_completions // config.depth)
         self._completions = Completions(device, on_failure=self._lost)
         self._sweeper = asyncio.create_task(self._sweep())
         log.info("rdma", device=device.name, buffers=self._pool.count)
@@ -188,11 +189,11 @@ class RdmaServer:
             return None
         if not session.used.use(token.sequence):
             raise BadToken("its number was used before")
-        share = self._shares.get(tenant)
+        share = self._shares.get(party(tenant))
         if share is None:
             # However many take all they may, there is as much left for one more.
-            share = Share(pool, lambda: max(1, pool.count // (self._table.tenants + 1)))
-            self._shares[tenant] = share
+            share = Share(pool, lambda: max(1, pool.count // (self._table.parties + 1)))
+            self._shares[party(tenant)] = share
         session.transfers += 1
 
         def over() -> None:

@@ -1,6 +1,7 @@
 """Who has a queue pair to this node, and for how long. Times are handed in; nothing here waits."""
 
 import secrets
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Literal
@@ -13,6 +14,16 @@ State = Literal["preparing", "ready", "ended"]
 
 # How long a client may take from `prepare` to `ready`.
 PREPARE_SECONDS = 10.0
+
+
+# What the names of nodes begin with, which are tenants here as well.
+NODE_PREFIX = "node:"
+
+
+def party(tenant: str) -> str:
+    """Whose part of what this node has a tenant's is of: all other nodes together are one party,
+    or each more of them would leave less to the clients."""
+    return NODE_PREFIX if tenant.startswith(NODE_PREFIX) else tenant
 
 
 class TooManySessions(Exception):  # noqa: N818 - named as the other refusals are
@@ -39,17 +50,19 @@ class Session:
 
 
 class SessionTable:
-    """All sessions of a node: at most `most`, and `most_per_tenant` of one tenant."""
+    """All sessions of a node: at most `most`, `most_per_tenant` of one tenant, and half of `most` of
+    other nodes."""
 
     def __init__(
         self, *, most: int, most_per_tenant: int, idle_seconds: float, knock_seconds: float
     ) -> None:
-        self._most = most
+        self.most = most
         self._most_per_tenant = most_per_tenant
         self._idle_seconds = idle_seconds
         self._knock_seconds = knock_seconds
         self._sessions: dict[str, Session] = {}
         self._counts: dict[str, int] = {}
+        self._parties: Counter[str] = Counter()
         self._places: list[tuple[str, PairAddress]] = []
 
     def __len__(self) -> int:
@@ -61,8 +74,12 @@ class SessionTable:
     @contextmanager
     def place(self, tenant: str, peer: PairAddress) -> Iterator[None]:
         """Counts as one more of the tenant's to `peer` while there is none yet. TooManySessions."""
-        if len(self._sessions) + self.places >= self._most:
-            raise TooManySessions(f"this node has {self._most} RDMA sessions already")
+        if len(self._sessions) + self.places >= self.most:
+            raise TooManySessions(f"this node has {self.most} RDMA sessions already")
+        if party(tenant) == NODE_PREFIX:
+            nodes = sum(1 for other, _ in self._places if party(other) == NODE_PREFIX)
+            if self._parties[NODE_PREFIX] + nodes >= max(1, self.most // 2):
+                raise TooManySessions("other nodes have half of this one's RDMA sessions already")
         own = self.count(tenant) + sum(1 for other, _ in self._places if other == tenant)
         if own >= self._most_per_tenant:
             raise TooManySessions(f"{tenant} has {own} RDMA sessions already")
@@ -88,13 +105,14 @@ class SessionTable:
         return self._counts.get(tenant, 0)
 
     @property
-    def tenants(self) -> int:
+    def parties(self) -> int:
         """How many have any."""
-        return len(self._counts)
+        return len(self._parties)
 
     def add(self, session: Session) -> None:
         self._sessions[session.id] = session
         self._counts[session.tenant] = self.count(session.tenant) + 1
+        self._parties[party(session.tenant)] += 1
 
     def find(self, id_: str, tenant: str) -> Session | None:
         """A tenant's own session; another's is as good as none."""
@@ -109,6 +127,10 @@ class SessionTable:
         self._counts[session.tenant] -= 1
         if not self._counts[session.tenant]:
             del self._counts[session.tenant]
+        own = party(session.tenant)
+        self._parties[own] -= 1
+        if not self._parties[own]:
+            del self._parties[own]
 
     def overdue(self, now: float) -> list[tuple[Session, str]]:
         """The sessions that are to end, and why."""

@@ -149,6 +149,32 @@ async def test_each_tenant_has_its_share() -> None:
     lab.client.close()
 
 
+async def test_other_nodes_have_half_of_the_sessions_and_one_share_of_the_buffers() -> None:
+    lab = Lab(sessions=80, buffers=16 * 1024**2)
+    await lab.server.start()
+    for number in range(40):
+        await lab.connect(f"node:n{number}")
+    with pytest.raises(TooManySessions, match="half"):
+        await lab.prepare("node:late")
+    session, _ = await lab.connect("a")
+    transfer = lab.server.claim("a", Token(session, 0, 0, 4 * 1024**2, 0))
+    assert transfer is not None
+    # Forty nodes and a tenant are two: each has a third, and a third is left for whoever comes.
+    share = lab.server._shares["a"]
+    taken = [share.take_now() for _ in range(6)]
+    assert [each is None for each in taken] == [*[False] * 5, True]
+    # A node that goes makes room for the next.
+    node = next(each for each in lab.server._table if each.tenant == "node:n7")
+    node.line.fail("cancelled")
+    await lab.prepare("node:late")
+    for each in taken:
+        if each is not None:
+            share.give(each)
+    await transfer.close()
+    await lab.server.close()
+    lab.client.close()
+
+
 async def test_the_completion_queue_bounds_them_all() -> None:
     lab = Lab(sessions=65_536, sessions_per_tenant=65_536, depth=16)
     device = lab.fabric.device()
