@@ -50,7 +50,7 @@ class Session:
 
 
 class SessionTable:
-    """All sessions of a node: at most `most`, `most_per_tenant` of one tenant, and half of `most` of
+    """All sessions of a node: at most `most`, `most_per_tenant` of one tenant, half of `most` of
     other nodes."""
 
     def __init__(

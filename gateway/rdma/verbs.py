@@ -26,6 +26,7 @@ _MODULES = ("addr", "cq", "device", "mr", "pd", "qp", "wr", "pyverbs_error")
 # 4.096 us * 2^17, about half a second, before each of the retries. Seven would mean "for ever" to
 # soft-RoCE.
 _ACK_TIMEOUT = 17
+_READS = 16
 _RETRIES = 6
 _MIN_RNR_TIMER = 12
 _HOPS = 64
@@ -130,7 +131,10 @@ class VerbsDevice:
         self.link: Literal["ethernet", "infiniband"] = (
             "infiniband" if int(attributes.link_layer) == _LINK_INFINIBAND else "ethernet"
         )
-        self._read_depth = max(1, min(16, int(self._context.query_device().max_qp_rd_atom)))
+        limits = self._context.query_device()
+        # READs under way on a queue pair: those it answers, and those it asks.
+        self.reads = max(1, min(_READS, int(limits.max_qp_rd_atom)))
+        self._own_reads = max(1, min(_READS, int(limits.max_qp_init_rd_atom)))
 
     def register(self, memory: memoryview, *, remote: bool) -> "VerbsRegistration":
         """As `Device.register`."""
@@ -243,7 +247,9 @@ class VerbsDevice:
         attributes.rq_psn = peer.psn
         # Counted from 1, like `active_mtu`.
         attributes.path_mtu = MTUS.index(min(peer.mtu, self.mtu)) + 1
-        attributes.max_dest_rd_atomic = attributes.max_rd_atomic = self._read_depth
+        attributes.max_dest_rd_atomic = self.reads
+        # More than the peer can answer are an invalid request there, and the end of the pair.
+        attributes.max_rd_atomic = min(self._own_reads, peer.reads)
         attributes.min_rnr_timer = _MIN_RNR_TIMER
         attributes.timeout = _ACK_TIMEOUT
         attributes.retry_cnt = attributes.rnr_retry = _RETRIES
@@ -369,6 +375,7 @@ class VerbsPair:
             device.mtu,  # type: ignore[arg-type]
             device.link,
             device.lid,
+            reads=device.reads,
         )
 
     def connect(self, peer: PairAddress) -> None:

@@ -43,7 +43,8 @@ class BadDocument(ValueError):  # noqa: N818 - named as the other refusals are
 
 class PairAddress(Struct, frozen=True, forbid_unknown_fields=True):
     """Where a queue pair is reached. `qpn` and `psn` have 24 bits, `lid` 16. `traffic_class`: what
-    the IP header of packets to it is to have, which is how networks know RDMA."""
+    the IP header of packets to it is to have, which is how networks know RDMA. `reads`: of how many
+    READs at a time it can be the target."""
 
     qpn: Annotated[int, Meta(ge=0, lt=1 << 24)]
     psn: Annotated[int, Meta(ge=0, lt=1 << 24)]
@@ -52,6 +53,7 @@ class PairAddress(Struct, frozen=True, forbid_unknown_fields=True):
     link: Literal["ethernet", "infiniband"]
     lid: Annotated[int, Meta(ge=0, lt=1 << 16)] = 0
     traffic_class: Annotated[int, Meta(ge=0, lt=1 << 8)] = 0
+    reads: Annotated[int, Meta(ge=1, lt=1 << 8)] = 1
 
     def __post_init__(self) -> None:
         try:

@@ -141,7 +141,7 @@ async def test_a_buffer_that_a_thread_still_fills_is_nobody_elses(
         if flags:
             raise BlockingIOError
         begun.set()
-        go_on.wait(10)
+        go_on.wait(60)
         try:
             return preadv(file, into, offset)
         finally:
@@ -153,8 +153,6 @@ async def test_a_buffer_that_a_thread_still_fills_is_nobody_elses(
     writing = asyncio.create_task(first.write_file(descriptor, 0, 1000))
     await until(begun.is_set)
     writing.cancel()
-    await asyncio.gather(writing, return_exceptions=True)
-    closing = asyncio.create_task(first.close())
     await ends.sweeps()
     # All others take what buffers they can get, and gather in them what they are to send.
     pool = ends.server._pool
@@ -168,7 +166,8 @@ async def test_a_buffer_that_a_thread_still_fills_is_nobody_elses(
     assert [bytes(each.memory[:1000]) for each in taken] == [b"o" * 1000] * len(taken)
     for buffer in taken:
         pool.give(buffer)
-    await within(8, closing)
+    await asyncio.gather(writing, return_exceptions=True)
+    await within(8, first.close())
     os.close(descriptor)
 
 

@@ -35,6 +35,8 @@ def test_an_address_comes_back_as_it_went() -> None:
         {"mtu": 9000},
         {"link": "token-ring"},
         {"lid": 1 << 16},
+        {"reads": 0},
+        {"reads": 256},
         {"other": 1},
     ],
 )

@@ -6,24 +6,28 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from msgspec.structs import replace
 
-from gateway.rdma.device import Completion, Device, RdmaUnavailable
-from gateway.rdma.verbs import open_device
+from gateway.rdma.device import Completion, RdmaUnavailable
+from gateway.rdma.verbs import VerbsDevice, open_device
 from tests.rdma.device_contract import DeviceContract, completions, connected
 
 _THREADS = 8
+# ibv_qp_attr_mask; their home differs from one release of pyverbs to the next.
+IBV_QP_MAX_QP_RD_ATOMIC = 1 << 13
+IBV_QP_MAX_DEST_RD_ATOMIC = 1 << 17
 
 
 class TestVerbsDevice(DeviceContract):
     @pytest.fixture
-    def near(self) -> Iterator[Device]:
+    def near(self) -> Iterator[VerbsDevice]:
         device = open_device()
         yield device
         device.close()
         device.close()
 
     @pytest.fixture
-    def far(self) -> Iterator[Device]:
+    def far(self) -> Iterator[VerbsDevice]:
         device = open_device()
         yield device
         device.close()
@@ -44,6 +48,18 @@ class TestVerbsDevice(DeviceContract):
     ) -> None:
         with pytest.raises(RdmaUnavailable):
             open_device(name, port, gid_index)
+
+    def test_no_more_reads_are_under_way_than_the_peer_answers(
+        self, near: VerbsDevice, far: VerbsDevice
+    ) -> None:
+        one, other = near.pair(depth=8, remote=False), far.pair(depth=2, remote=True)
+        assert other.address.reads == far.reads > 1
+        one.connect(replace(other.address, reads=1))
+        other.connect(one.address)
+        states, _ = one._pair.query(IBV_QP_MAX_QP_RD_ATOMIC | IBV_QP_MAX_DEST_RD_ATOMIC)
+        assert (states.max_rd_atomic, states.max_dest_rd_atomic) == (1, near.reads)
+        one.close()
+        other.close()
 
     def test_threads_open_and_close_devices_at_once(self) -> None:
         """Each has an event channel of its own, found among the others'."""
