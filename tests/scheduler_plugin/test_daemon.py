@@ -12,7 +12,7 @@ from scheduler_plugin.daemon import Daemon
 from scheduler_plugin.gateways import Gateways
 from scheduler_plugin.guard import GuardMissing
 from scheduler_plugin.slurm.model import Host, Job, SlurmUnavailable
-from tests.scheduler_plugin.guards import guards
+from tests.scheduler_plugin.guards import guards, the_guard
 from tests.scheduler_plugin.jobs import PLACES, Queue, waiting
 from tests.waiting import until
 
@@ -70,11 +70,11 @@ async def test_while_a_job_is_bound_there_is_a_guard(tmp_path: Path) -> None:
     await daemon._look()
     assert queue.changed == []
     lock = tmp_path / "state" / "guard.lock"
-    [guard] = guards(lock)
+    guard = the_guard(lock)
     guard.kill()
     guard.wait(60)
     await daemon._look()
-    [another] = guards(lock)
+    another = the_guard(lock)
     assert another.pid != guard.pid
     another.kill()
     another.wait(60)

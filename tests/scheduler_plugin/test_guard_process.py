@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from scheduler_plugin.guard import Guard, GuardMissing
-from tests.scheduler_plugin.guards import guards
+from tests.scheduler_plugin.guards import guards, the_guard
 from tests.waiting import until
 
 
@@ -37,22 +37,22 @@ def guard(lock: Path, tmp_path: Path) -> Guard:
 async def test_however_often_it_is_asked_for_there_is_one(guard: Guard, lock: Path) -> None:
     await asyncio.gather(*(guard.ensure() for _ in range(3)))
     await guard.ensure()
-    await until(lambda: len(guards(lock)) == 1, "there is one, and not several")
+    the_guard(lock)
 
 
 async def test_another_takes_the_place_of_one_that_is_gone(guard: Guard, lock: Path) -> None:
     await guard.ensure()
-    [first] = guards(lock)
+    first = the_guard(lock)
     first.kill()
     first.wait(60)
     await guard.ensure()
-    [second] = guards(lock)
+    second = the_guard(lock)
     assert second.pid != first.pid
 
 
 async def test_it_is_in_a_session_of_its_own(guard: Guard, lock: Path) -> None:
     await guard.ensure()
-    [process] = guards(lock)
+    process = the_guard(lock)
     assert os.getsid(process.pid) != os.getsid(0)
 
 
@@ -67,7 +67,7 @@ def test_it_outlives_who_asked_for_it(lock: Path, tmp_path: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], timeout=60)
     assert done.returncode == -signal.SIGKILL
-    assert len(guards(lock)) == 1
+    the_guard(lock)
 
 
 async def test_who_only_looks_does_not_keep_it_from_starting(guard: Guard, lock: Path) -> None:
@@ -78,7 +78,7 @@ async def test_who_only_looks_does_not_keep_it_from_starting(guard: Guard, lock:
         # Meanwhile it tries, and goes on trying.
         await until(lambda: guards(lock))
     await started
-    assert len(guards(lock)) == 1
+    the_guard(lock)
 
 
 async def test_without_a_folder_for_its_lock_there_is_none(tmp_path: Path) -> None:
