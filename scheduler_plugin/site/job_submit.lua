@@ -34,41 +34,38 @@ local function number(value)
    return nil
 end
 
--- The hint and the minutes to wait, as the option, the comment or the script's line gives them.
+-- The hint and the minutes to wait, each from the first that says it: the option, the comment, the
+-- script's line.
 local function find_hint(job)
    local dataset, wait
    for _, entry in pairs(job.spank_job_env or {}) do
       local name, value = string.match(entry, OPTION)
       if name == "dataset" then
-         dataset = value
+         dataset = given(value) and value or nil
       elseif name == "dataset_wait" or name == "dataset-wait" then
          wait = value
       end
    end
-   if given(dataset) then
-      return dataset, wait
-   end
    local comment = job.comment
    -- Plain searches first: patterns are slow, and most jobs name nothing.
-   if given(comment) and string.find(comment, "dataset=", 1, true) then
+   if given(comment) and string.find(comment, "dataset", 1, true) then
       comment = " " .. comment
-      dataset = string.match(comment, "[%s;]dataset=([^%s;]+)")
-      if dataset then
-         return dataset, wait or string.match(comment, "[%s;]dataset%-wait=([^%s;]+)")
-      end
+      dataset = dataset or string.match(comment, "[%s;]dataset=([^%s;]+)")
+      wait = wait or string.match(comment, "[%s;]dataset%-wait=([^%s;]+)")
+   end
+   if dataset and wait then
+      return dataset, wait
    end
    local script = job.script
    if given(script) then
       script = string.sub(script, 1, MOST_SCRIPT_BYTES)
       local at = string.find(script, "\n#DATASET", 1, true)
       if at then
-         dataset = string.match(script, "\n#DATASET[ \t]+(%S+)", at)
-      end
-      if dataset then
-         return dataset, wait or string.match(script, "\n#DATASET%-WAIT[ \t]+(%S+)", 1)
+         dataset = dataset or string.match(script, "\n#DATASET[ \t]+(%S+)", at)
+         wait = wait or string.match(script, "\n#DATASET%-WAIT[ \t]+(%S+)", at)
       end
    end
-   return nil
+   return dataset, wait
 end
 
 -- A name as it is written everywhere: without slashes at its end. Nil where it can be no dataset.
