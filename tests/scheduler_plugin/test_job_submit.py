@@ -259,6 +259,30 @@ def test_nobody_learns_of_what_is_not_theirs(controller: Controller, rankings: P
     assert controller.submit(**hint, user_id=100).prefer is None
 
 
+# Few, so that a user's is often a group's, a part of another, or that of a place's CPUs.
+NUMBERS = st.sampled_from([1, 10, 64, 100, 101, 110, 1000, 1001, 4294967294])
+
+
+@settings(
+    max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    users=st.frozensets(NUMBERS), groups=st.frozensets(NUMBERS), user=NUMBERS, group=NUMBERS,
+    many=st.booleans(),
+)  # fmt: skip
+def test_whom_a_ranking_is_for_is_the_same_on_both_sides(
+    controller: Controller, rankings: Path, users: frozenset[int], groups: frozenset[int],
+    user: int, group: int, many: bool,
+) -> None:  # fmt: skip
+    others = frozenset(range(200_000, 200_900)) if many else frozenset()
+    readers = Readers(users=users | others, groups=groups)
+    write(rankings, readers=readers)
+    done = controller.submit(
+        comment="dataset=s3://train/imagenet", user_id=user, group_id=group, script="100 1000\n"
+    )
+    assert (done.prefer is not None) == readers.knows(user, group)
+
+
 def test_datasets_named_together_have_a_ranking_of_their_own(
     controller: Controller, rankings: Path
 ) -> None:
