@@ -127,7 +127,7 @@ class _LateHosts:
     _SCRIPT = """#!/bin/sh
 case "{name} $*" in
 "squeue "*) echo >> {folder}/looks ;;
-"sinfo --json"* | "scontrol show nodes"*) until [ -e {folder}/told ]; do sleep 0.1; done ;;
+"sinfo "*--json* | "scontrol "*"show nodes"*) until [ -e {folder}/told ]; do sleep 0.1; done ;;
 esac
 exec {real} "$@"
 """
