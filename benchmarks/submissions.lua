@@ -1,8 +1,9 @@
 -- Times job_submit.lua outside Slurm, over jobs that are plain tables: microseconds of CPU a job,
 -- the median over some jobs at a time, and the least.
--- lua5.1 submissions.lua SCRIPT JOBS DATASETS
+-- lua5.1 submissions.lua SCRIPT JOBS DATASETS LARGE
+-- LARGE: how many rankings there are of each kind that is larger than most.
 
-local script, jobs, datasets = arg[1], tonumber(arg[2]), tonumber(arg[3])
+local script, jobs, datasets, large = arg[1], tonumber(arg[2]), tonumber(arg[3]), tonumber(arg[4])
 
 slurm = { SUCCESS = 0, log_error = function() end }
 assert(loadfile(script))()
@@ -43,9 +44,11 @@ local function time(name, make, rest)
 end
 
 -- Every dataset in turn, by steps that leave none of them twice in a row.
-local function dataset(number)
-   return string.format("s3://train/d%05d", number * 7919 % datasets)
+local function dataset(number, bucket, among)
+   return string.format("s3://%s/d%05d", bucket or "train", number * 7919 % (among or datasets))
 end
+
+local SCRIPT = "#!/bin/sh\n" .. string.rep("echo one of its lines, 32 bytes\n", 2048)
 
 local function job(fields)
    fields.user_id, fields.group_id, fields.min_nodes = 1000, 1000, 1
@@ -70,6 +73,20 @@ end)
 time("a hint, two nodes, a constraint", function(number)
    local made = job({ comment = "dataset=" .. dataset(number), features = "gpu" })
    made.min_nodes = 2
+   return made
+end)
+-- Of users and groups these jobs' comes last, which takes longest to find.
+time("a hint, 990 readers listed, the job's group the last", function(number)
+   return job({ comment = "dataset=" .. dataset(number, "read-by-many", large) })
+end)
+time("a hint, 14 partitions, the job's the last", function(number)
+   local made = job({ comment = "dataset=" .. dataset(number, "in-many-partitions", large) })
+   made.partition = "part14"
+   return made
+end)
+time("a hint, and a script of 64 KiB", function(number)
+   local made = job({ comment = "dataset=" .. dataset(number) })
+   made.script = SCRIPT
    return made
 end)
 time("a dataset nobody knows", function(number)

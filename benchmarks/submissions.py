@@ -54,21 +54,25 @@ return slurm.SUCCESS
 """
 _WITHOUT, _EMPTY, _OURS, _CLOCKED = "no job_submit", "an empty script", "ours", "ours, timed"
 _BY_HAND = "no job_submit, the preference given by hand"
+# That of `submissions.lua`'s jobs.
+_GROUP = 1000
 _PREFERENCE = "[n1|n2|n3|n4|rack1|rack2]"
 _RPC = re.compile(r"REQUEST_SUBMIT_BATCH_JOB.*?count:(\d+)\s+ave_time:(\d+)")
 
 
 class Plan(Struct, frozen=True, kw_only=True):
-    """How much: `rounds` of `jobs` submissions to each controller."""
+    """How much: `rounds` of `jobs` submissions to each controller; alone, `lua_jobs` of each kind,
+    over so many `datasets` and so many with a `large` ranking."""
 
     rounds: int = 7
     jobs: int = 40
     datasets: int = 10_000
     lua_jobs: int = 50_000
+    large: int = 1000
 
 
 FULL = Plan()
-QUICK = Plan(rounds=2, jobs=15, datasets=1000, lua_jobs=5000)
+QUICK = Plan(rounds=2, jobs=15, datasets=1000, lua_jobs=5000, large=100)
 
 
 class Round(Struct, frozen=True):
@@ -96,23 +100,33 @@ class Alone(Struct, frozen=True):
     preferred: int
 
 
-def write_rankings(folder: Path, datasets: int) -> None:
-    """A file for each of so many datasets, good for an hour."""
+def write_rankings(folder: Path, datasets: int, large: int) -> None:
+    """A file for each of so many datasets, good for an hour: small ones in `train`, and in buckets
+    of their own `large` for a thousand readers and `large` with places in 14 partitions."""
     folder.mkdir()
+    everybody = Readers(everybody=True)
+    many = Readers(users=frozenset(range(100_000, 100_988)), groups=frozenset({_GROUP}))
+    _write(folder, "train", datasets, ["main"], everybody)
+    _write(folder, "read-by-many", large, ["main"], many)
+    partitions = ["main", *(f"part{number:02}" for number in range(2, 15))]
+    _write(folder, "in-many-partitions", large, partitions, everybody)
+
+
+def _write(
+    folder: Path, bucket: str, datasets: int, partitions: Sequence[str], readers: Readers
+) -> None:
     nodes = [Place(f"n{number}", 1, 2, 9.0, f"rack{(number + 1) // 2}") for number in range(1, 5)]
     racks = [Place(f"rack{number}", 2, 2, 7.0) for number in (1, 2)]
-    rules = Rules(default_partition="main", common_needed=False, sizes={"*": 4, "main": 4})
-    ranking = Ranking({"*": (*nodes, *racks), "main": (*nodes, *racks)})
+    names = ("*", *partitions)
+    sizes = dict.fromkeys(names, 4)
+    rules = Rules(default_partition="main", common_needed=False, sizes=sizes)
+    ranking = Ranking(dict.fromkeys(names, (*nodes, *racks)))
     for number in range(datasets):
-        dataset = Dataset("train", f"d{number:05}")
+        dataset = Dataset(bucket, f"d{number:05}")
         name = file_name(dataset)
         assert name is not None
-        text = render(
-            dataset,
-            [Entry(ranking, Readers(everybody=True))],
-            expires=int(time.time()) + 3500,
-            rules=rules,
-        )
+        expires = int(time.time()) + 3500
+        text = render(dataset, [Entry(ranking, readers)], expires=expires, rules=rules)
         (folder / name).write_bytes(text)
 
 
@@ -125,8 +139,9 @@ def write_script(path: Path, rankings: Path) -> Path:
 
 def outside(script: Path, plan: Plan) -> list[Alone]:
     """The script in an interpreter of its own."""
+    numbers = map(str, (plan.lua_jobs, plan.datasets, plan.large))
     said = subprocess.run(
-        ["lua5.1", str(_LUA), str(script), str(plan.lua_jobs), str(plan.datasets)],
+        ["lua5.1", str(_LUA), str(script), *numbers],
         capture_output=True,
         text=True,
         check=True,
@@ -150,7 +165,7 @@ class Bench:
         """Slurm's release, the script alone, and the controllers."""
         plan, rankings = self._plan, self._base / "rankings"
         self._console.print(f"{plan.datasets} rankings", style="dim")
-        write_rankings(rankings, plan.datasets)
+        write_rankings(rankings, plan.datasets, plan.large)
         script = write_script(self._base / "ours.lua", rankings)
         alone = outside(script, plan)
         scripts = {
@@ -209,7 +224,8 @@ def tables(alone: Sequence[Alone], found: Sequence[Controlled], plan: Plan) -> l
     lines = [
         "## job_submit.lua alone",
         "",
-        f"In lua5.1, {plan.lua_jobs:,} jobs each over {plan.datasets:,} rankings; jobs are tables.",
+        f"In lua5.1, {plan.lua_jobs:,} jobs each over {plan.datasets:,} rankings of 0.3 KB, or "
+        f"{plan.large:,} of 7 KB with 990 readers or 1.4 KB with 14 partitions; jobs are tables.",
         "",
         "| job | µs of CPU, median | least | given a preference |",
         "| --- | ---: | ---: | ---: |",

@@ -83,7 +83,8 @@ class Places(Struct, frozen=True):
 
 
 class Losses:
-    """How fast each node has been losing each dataset, in bytes a second, averaged."""
+    """How fast each node has been losing each dataset, in bytes a second, averaged. What comes back
+    makes up for what went shortly before, and counts for nothing else."""
 
     def __init__(self) -> None:
         self._before: dict[Dataset, Mapping[str, int]] = {}
@@ -115,8 +116,10 @@ class Losses:
             return {}
         rates = self._rates.get(dataset, {})
         found = {}
-        for node, size in before.items():
-            lost = max(0, size - holding.nodes.get(node, 0)) / passed
+        # One that has lost all may be in neither but the rates.
+        for node in {**before, **rates} if rates else before:
+            # What comes back at once was never evicted: Redis was emptied, or a node restarted.
+            lost = (before.get(node, 0) - holding.nodes.get(node, 0)) / passed
             rate = rates.get(node, 0.0) + share * (lost - rates.get(node, 0.0))
             if rate >= _LEAST_RATE:
                 found[node] = rate

@@ -111,6 +111,11 @@ class Layout(Struct, frozen=True):
                     each.load += load
         return Layout(partitions, named, sizes)
 
+    def load(self, partition: str, feature: str) -> float:
+        """How busy the usable hosts of a partition are that have a feature, 0 to 1."""
+        found = self.partitions.get(partition, {}).get(feature)
+        return found.load / found.hosts if found is not None else 0.0
+
 
 def common_feature(hosts: Iterable[Host]) -> str:
     """A feature that every host has, usable or not, the one made for that if there is one; "" where

@@ -35,6 +35,8 @@ MOST_READERS = 1000
 
 _FEATURE = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _PARTITION = re.compile(r"[^\s,\[\]]{1,128}")
+_HEAD = re.compile(r"feedrack-ranking 1 (\d{1,18}) ")
+_SECTION = re.compile(r"\[(.+)\] \d+")
 
 
 class Readers(Struct, frozen=True):
@@ -75,6 +77,33 @@ class Rules(Struct, frozen=True):
     common_feature: str = ""
     common_needed: bool = True
     sizes: Mapping[str, int] = {}
+
+
+class Written(Struct, frozen=True):
+    """What a file says: when it runs out, in seconds since 1970, and by partition the places of its
+    own dataset, the best first."""
+
+    expires: int
+    places: Mapping[str, Sequence[str]]
+
+
+def read(content: bytes) -> Written | None:
+    """None where it is no ranking, or a torn one."""
+    lines = _text(content).split("\n")
+    head = _HEAD.match(lines[0])
+    if head is None or lines[-2:] != ["end", ""]:
+        return None
+    places: dict[str, list[str]] = {}
+    section: list[str] | None = None
+    for line in lines[1:-2]:
+        if line.startswith("with "):
+            break
+        found = _SECTION.fullmatch(line)
+        if found is not None:
+            section = places.setdefault(found[1], [])
+        elif section is not None:
+            section.append(line.partition(" ")[0])
+    return Written(int(head[1]), places)
 
 
 def render(
@@ -149,3 +178,7 @@ def _line(place: Place) -> str:
 
 def _raw(text: str) -> bytes:
     return text.encode("utf-8", "surrogateescape")
+
+
+def _text(raw: bytes) -> str:
+    return raw.decode("utf-8", "surrogateescape")

@@ -34,41 +34,38 @@ local function number(value)
    return nil
 end
 
--- The hint and the minutes to wait, as the option, the comment or the script's line gives them.
+-- The hint and the minutes to wait, each from the first that says it: the option, the comment, the
+-- script's line.
 local function find_hint(job)
    local dataset, wait
    for _, entry in pairs(job.spank_job_env or {}) do
       local name, value = string.match(entry, OPTION)
       if name == "dataset" then
-         dataset = value
+         dataset = given(value) and value or nil
       elseif name == "dataset_wait" or name == "dataset-wait" then
          wait = value
       end
    end
-   if given(dataset) then
-      return dataset, wait
-   end
    local comment = job.comment
    -- Plain searches first: patterns are slow, and most jobs name nothing.
-   if given(comment) and string.find(comment, "dataset=", 1, true) then
+   if given(comment) and string.find(comment, "dataset", 1, true) then
       comment = " " .. comment
-      dataset = string.match(comment, "[%s;]dataset=([^%s;]+)")
-      if dataset then
-         return dataset, wait or string.match(comment, "[%s;]dataset%-wait=([^%s;]+)")
-      end
+      dataset = dataset or string.match(comment, "[%s;]dataset=([^%s;]+)")
+      wait = wait or string.match(comment, "[%s;]dataset%-wait=([^%s;]+)")
+   end
+   if dataset and wait then
+      return dataset, wait
    end
    local script = job.script
    if given(script) then
       script = string.sub(script, 1, MOST_SCRIPT_BYTES)
       local at = string.find(script, "\n#DATASET", 1, true)
       if at then
-         dataset = string.match(script, "\n#DATASET[ \t]+(%S+)", at)
-      end
-      if dataset then
-         return dataset, wait or string.match(script, "\n#DATASET%-WAIT[ \t]+(%S+)", 1)
+         dataset = dataset or string.match(script, "\n#DATASET[ \t]+(%S+)", at)
+         wait = wait or string.match(script, "\n#DATASET%-WAIT[ \t]+(%S+)", at)
       end
    end
-   return nil
+   return dataset, wait
 end
 
 -- A name as it is written everywhere: without slashes at its end. Nil where it can be no dataset.
@@ -150,26 +147,43 @@ local function read_ranking(dataset)
    return text
 end
 
--- Whether whoever submits is among those the ranking is for.
-local function allowed(users, groups, job)
-   if users == "*" or job.user_id == 0 then
+-- Whether a number is one of the words between two places of a text, the latter that of its line's
+-- end. There can be a thousand: a plain search takes a tenth of what a pattern does.
+local function lists(text, from, stop, number)
+   local word = string.format(" %d", number)
+   if string.sub(text, math.max(from, stop - #word), stop - 1) == word then
       return true
    end
-   local user = string.format(" %d ", job.user_id)
-   local group = string.format(" %d ", job.group_id)
-   return string.find(" " .. users .. " ", user, 1, true) ~= nil
-      or string.find(" " .. groups .. " ", group, 1, true) ~= nil
+   local at = string.find(text, word .. " ", from, true)
+   return at ~= nil and at < stop
 end
 
-local WHO = "users ([^\n]*)\ngroups ?([^\n]*)\n()"
-
--- The part of a ranking that speaks for these datasets together, else for the first alone.
-local function part_for(text, datasets, job)
-   local users, groups, from = string.match(text, "^[^\n]*\n[^\n]*\n" .. WHO)
-   if not users then
-      return malformed(datasets[1])
+-- Whether whoever submits is among those the ranking is for whose lines begin here, and where these
+-- end; nil where there are no such lines.
+local function allowed(text, from, job)
+   local users = string.find(text, "\n", from, true)
+   local groups = users and string.find(text, "\n", users + 1, true)
+   if
+      not groups
+      or string.sub(text, from, from + 5) ~= "users "
+      or string.sub(text, users + 1, users + 6) ~= "groups"
+   then
+      return nil
    end
-   if not allowed(users, groups, job) then
+   return job.user_id == 0
+      or string.sub(text, from + 6, users - 1) == "*"
+      or lists(text, from + 5, users, job.user_id)
+      or lists(text, users + 7, groups, job.group_id),
+      groups + 1
+end
+
+-- The part of a ranking that speaks for these datasets together, else for the first alone. `readers`
+-- is where the head of the file ends.
+local function part_for(text, readers, datasets, job)
+   local may, from = allowed(text, readers, job)
+   if may == nil then
+      return malformed(datasets[1])
+   elseif not may then
       -- The same word as for a file that is not there: nobody is told of what others have.
       return nil, "no-ranking"
    end
@@ -180,8 +194,8 @@ local function part_for(text, datasets, job)
       end
       local _, found = string.find(text, "\nwith " .. table.concat(others, ",") .. "\n", 1, true)
       if found then
-         local who, which, start = string.match(text, "^" .. WHO, found + 1)
-         if who and allowed(who, which, job) then
+         local also, start = allowed(text, found + 1, job)
+         if also then
             from = start
          end
       end
@@ -316,12 +330,12 @@ local function decide(job, datasets, waits)
    if not text then
       return nil, missing
    end
-   local expires, arrays, default, common, dataset =
-      string.match(text, "^feedrack%-ranking 1 (%d+) (%l+) (%S+) (%S+)\ndataset ([^\n]*)\n")
+   local expires, arrays, default, common, dataset, readers =
+      string.match(text, "^feedrack%-ranking 1 (%d+) (%l+) (%S+) (%S+)\ndataset ([^\n]*)\n()")
    if dataset ~= datasets[1] then
       return malformed(datasets[1])
    end
-   local part, denied = part_for(text, datasets, job)
+   local part, denied = part_for(text, readers, datasets, job)
    if not part then
       return nil, denied
    end

@@ -1,5 +1,8 @@
 """Slurm by its commands: `sinfo`, `squeue` and `scontrol`, each a process, no shell between.
 
+All are asked for partitions that are hidden too, and for those of other groups: jobs wait in these
+as in any other, and without it whoever is not root or SlurmUser is told nothing of them.
+
 They find the controller as they do for an operator, by SLURM_CONF or /etc/slurm. Every one is given
 a time, and ended if it takes longer: a controller that hangs must not hang us.
 """
@@ -49,18 +52,18 @@ class SlurmCommands:
 
     async def hosts(self) -> Sequence[Host]:
         if await self.release() >= _SCONTROL_JSON:
-            return read_hosts(await self._run("scontrol", "show", "nodes", "--json"))
-        return read_hosts(await self._run("sinfo", "--json"))
+            return read_hosts(await self._run("scontrol", "--all", "show", "nodes", "--json"))
+        return read_hosts(await self._run("sinfo", "--all", "--json"))
 
     async def default_partition(self) -> str:
-        text = await self._run("sinfo", "--noheader", "--format=%P")
+        text = await self._run("sinfo", "--all", "--noheader", "--format=%P")
         return default_partition(text.decode("utf-8", "replace").split())
 
     async def jobs(self, ids: Sequence[int] = ()) -> Sequence[Job]:
         """Those that wait or run; of `ids` these alone, without the ones that are gone."""
         chosen = [f"--jobs={','.join(map(str, ids))}"] if ids else []
         try:
-            raw = await self._run("squeue", "--json", *chosen)
+            raw = await self._run("squeue", "--all", "--json", *chosen)
         except SlurmUnavailable as error:
             # Of several it leaves out those that are gone; asked for one alone it fails.
             if ids and _NO_SUCH_JOB in str(error):
@@ -91,7 +94,11 @@ class SlurmCommands:
     async def preferences(self) -> Mapping[int, str]:
         """What the jobs that wait prefer, by their ids; of those only that do."""
         text = await self._run(
-            "squeue", "--noheader", "--states=PENDING", f"--Format=JobID:12,Prefer:{_MOST_PREFER}"
+            "squeue",
+            "--all",
+            "--noheader",
+            "--states=PENDING",
+            f"--Format=JobID:12,Prefer:{_MOST_PREFER}",
         )
         found: dict[int, str] = {}
         for line in text.decode("utf-8", "replace").splitlines():
@@ -101,7 +108,9 @@ class SlurmCommands:
         return found
 
     async def _with_expected_hosts(self, jobs: Sequence[Job]) -> Sequence[Job]:
-        text = await self._run("squeue", "--noheader", "--states=PENDING", "--format=%A %Y")
+        text = await self._run(
+            "squeue", "--all", "--noheader", "--states=PENDING", "--format=%A %Y"
+        )
         expected: dict[int, tuple[str, ...]] = {}
         for line in text.decode("utf-8", "replace").splitlines():
             id_, _, where = line.strip().partition(" ")

@@ -47,8 +47,8 @@ def lua() -> None:
 def test_the_script_that_is_timed_prefers_where_there_is_a_ranking(
     lua: None, tmp_path: Path
 ) -> None:
-    plan = submissions.Plan(datasets=7, lua_jobs=40)
-    submissions.write_rankings(tmp_path / "rankings", plan.datasets)
+    plan = submissions.Plan(datasets=7, lua_jobs=40, large=3)
+    submissions.write_rankings(tmp_path / "rankings", plan.datasets, plan.large)
     script = submissions.write_script(tmp_path / "ours.lua", tmp_path / "rankings")
     preferred = {each.what: each.preferred for each in submissions.outside(script, plan)}
     assert preferred == {
@@ -57,6 +57,9 @@ def test_the_script_that_is_timed_prefers_where_there_is_a_ranking(
         "the same, each after 20 ms of rest": 40,
         "a hint of the option": 40,
         "a hint, two nodes, a constraint": 40,
+        "a hint, 990 readers listed, the job's group the last": 40,
+        "a hint, 14 partitions, the job's the last": 40,
+        "a hint, and a script of 64 KiB": 40,
         "a dataset nobody knows": 0,
     }
 

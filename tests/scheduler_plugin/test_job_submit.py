@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -259,6 +259,30 @@ def test_nobody_learns_of_what_is_not_theirs(controller: Controller, rankings: P
     assert controller.submit(**hint, user_id=100).prefer is None
 
 
+# Few, so that a user's is often a group's, a part of another, or that of a place's CPUs.
+NUMBERS = st.sampled_from([1, 10, 64, 100, 101, 110, 1000, 1001, 4294967294])
+
+
+@settings(
+    max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    users=st.frozensets(NUMBERS), groups=st.frozensets(NUMBERS), user=NUMBERS, group=NUMBERS,
+    many=st.booleans(),
+)  # fmt: skip
+def test_whom_a_ranking_is_for_is_the_same_on_both_sides(
+    controller: Controller, rankings: Path, users: frozenset[int], groups: frozenset[int],
+    user: int, group: int, many: bool,
+) -> None:  # fmt: skip
+    others = frozenset(range(200_000, 200_900)) if many else frozenset()
+    readers = Readers(users=users | others, groups=groups)
+    write(rankings, readers=readers)
+    done = controller.submit(
+        comment="dataset=s3://train/imagenet", user_id=user, group_id=group, script="100 1000\n"
+    )
+    assert (done.prefer is not None) == readers.knows(user, group)
+
+
 def test_datasets_named_together_have_a_ranking_of_their_own(
     controller: Controller, rankings: Path
 ) -> None:
@@ -299,22 +323,79 @@ def test_a_wait_begins_when_the_job_may(controller: Controller, rankings: Path) 
     assert done.said["begin"] == str(later)
 
 
-@pytest.mark.parametrize(
-    "hint",
-    [
-        {"spank_job_env": [f"{OPTION}=s3://train/imagenet", f"{OPTION}_wait=5"]},
-        {"comment": "dataset=s3://train/imagenet dataset-wait=5"},
-        {"script": "#!/bin/sh\n#DATASET s3://train/imagenet\n#DATASET-WAIT 5\ntrue\n"},
-        {"script": "#!/bin/sh\n#DATASET-WAIT 5\n#DATASET s3://train/imagenet\ntrue\n"},
-    ],
-)
-def test_each_way_of_asking_for_a_wait_does_the_same(
-    controller: Controller, rankings: Path, hint: dict[str, Any]
+OTHER = "s3://train/other"
+SAID: dict[str, tuple[Callable[[str], str], Callable[[str], str]]] = {
+    "spank_job_env": (lambda name: f"{OPTION}={name}", lambda minutes: f"{OPTION}_wait={minutes}"),
+    "comment": (lambda name: f"dataset={name}", lambda minutes: f"dataset-wait={minutes}"),
+    "script": (lambda name: f"#DATASET {name}", lambda minutes: f"#DATASET-WAIT {minutes}"),
+}
+WAYS = sorted(SAID)
+
+
+def fields(said: dict[str, list[str]]) -> dict[str, Any]:
+    """A job's fields where these words are said in each."""
+    found: dict[str, Any] = dict(said)
+    if "comment" in said:
+        found["comment"] = " ".join(said["comment"])
+    if "script" in said:
+        found["script"] = "\n".join(["#!/bin/sh", *said["script"], "true\n"])
+    return found
+
+
+@pytest.mark.parametrize("turned", [False, True], ids=["", "turned"])
+@pytest.mark.parametrize("named", WAYS)
+@pytest.mark.parametrize("asked", WAYS)
+def test_a_wait_is_found_wherever_it_is_said_and_wherever_the_dataset_is(
+    controller: Controller, rankings: Path, named: str, asked: str, turned: bool
 ) -> None:
     write(rankings)
-    done = controller.submit(**hint)
+    said: dict[str, list[str]] = {}
+    said.setdefault(named, []).append(SAID[named][0](IMAGENET.text))
+    said.setdefault(asked, []).append(SAID[asked][1]("5"))
+    if turned:
+        said = {way: words[::-1] for way, words in said.items()}
+    done = controller.submit(**fields(said))
     assert done.prefer is not None
     assert float(done.said["wait"]) - float(done.said["begin"]) == 300
+    # What the daemon reads off the job is the same, whatever else its comment says.
+    comment = "dataset=s3://train/other dataset-wait=9"
+    hint = hint_of(
+        Job(id=1, state="pending", user="", comment=comment, admin_comment=done.admin_comment or "")
+    )
+    assert hint is not None
+    assert hint.wait is not None
+    assert (hint.datasets, hint.wait.bound - hint.wait.begin) == ((IMAGENET,), 300)
+
+
+@pytest.mark.parametrize(
+    ("ways", "expected"),
+    [
+        (("spank_job_env", "comment", "script"), "spank_job_env"),
+        (("comment", "script"), "comment"),
+        (("spank_job_env", "script"), "spank_job_env"),
+    ],
+)
+def test_of_what_is_said_twice_the_option_goes_first_and_the_script_last(
+    controller: Controller, rankings: Path, ways: tuple[str, ...], expected: str
+) -> None:
+    write(rankings)
+    said = {
+        way: [
+            SAID[way][0](IMAGENET.text if way == expected else OTHER),
+            SAID[way][1]("5" if way == expected else "7"),
+        ]
+        for way in ways
+    }
+    done = controller.submit(**fields(said))
+    assert done.said["dataset"] == IMAGENET.text
+    assert float(done.said["wait"]) - float(done.said["begin"]) == 300
+
+
+def test_a_wait_without_a_dataset_is_nothing(controller: Controller, rankings: Path) -> None:
+    write(rankings)
+    for way in WAYS:
+        done = controller.submit(**fields({way: [SAID[way][1]("5")]}))
+        assert (done.opened, done.prefer, done.admin_comment) == (0, None, None)
 
 
 @pytest.mark.parametrize("minutes", ["0", "-1", "x", "", "1e9", "5;rm"])

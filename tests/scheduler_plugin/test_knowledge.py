@@ -1,5 +1,7 @@
 """What is known of datasets, out of what gateways say."""
 
+import pytest
+
 from scheduler_plugin.dataset import parse_dataset
 from scheduler_plugin.knowledge import Holding, Losses, Places, live
 from scheduler_plugin.ranking import Held
@@ -63,3 +65,24 @@ def test_what_comes_in_is_no_loss_and_what_is_gone_is_forgotten() -> None:
     assert losses.of(A)["n1"] > 0
     losses.observe({}, 30.0)
     assert losses.of(A) == {}
+
+
+@pytest.mark.parametrize("meanwhile", [{}, {"n1": 0}, {"n1": 10}])
+def test_what_was_away_for_a_moment_was_not_lost(meanwhile: dict[str, int]) -> None:
+    """As all of it is when Redis was emptied, and much of it when a node counts anew."""
+    losses = Losses()
+    size = 10**9
+    both = Holding({"n1": size, "n2": 5}, frozenset())
+    for second, nodes in ((0, both.nodes), (15, {"n2": 5} | meanwhile), (30, both.nodes)):
+        losses.observe({A: Holding(nodes, frozenset())}, float(second))
+    [held] = Places({"n1": ("n1", "rack1")}).held(both, losses.of(A))
+    assert held.expected_bytes(600.0) > 0.9 * size
+
+
+def test_what_came_in_before_hides_no_loss() -> None:
+    quiet, filled = Losses(), Losses()
+    for losses, first in ((quiet, 10**9), (filled, 0)):
+        sizes = (first, 10**9, 9 * 10**8, 8 * 10**8)
+        for number, size in enumerate(sizes):
+            losses.observe({A: Holding({"n1": size}, frozenset())}, 15.0 * number)
+    assert quiet.of(A) == filled.of(A) != {}

@@ -185,3 +185,16 @@ def test_whatever_the_facts_places_can_be_had_and_are_in_order(
             assert saved == sorted(saved, reverse=True)
         assert len(places) <= MOST_NODES + MOST_RACKS
         assert len({each.feature for each in places}) == len(places)
+
+
+def test_a_place_is_as_busy_as_its_usable_hosts_are_on_the_whole() -> None:
+    layout = Layout.of(
+        [
+            Host("n1", frozenset({"n1", "rack1"}), ("main",), load=1.0),
+            Host("n2", frozenset({"n2", "rack1"}), ("main",), load=0.5),
+            Host("n3", frozenset({"n3", "rack1"}), ("main",), load=0.0, usable=False),
+        ]
+    )
+    assert layout.load("main", "rack1") == 0.75
+    assert layout.load("*", "n2") == 0.5
+    assert (layout.load("main", "n3"), layout.load("other", "n1")) == (0.0, 0.0)

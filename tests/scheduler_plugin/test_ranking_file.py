@@ -3,11 +3,22 @@
 import re
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from scheduler_plugin.dataset import parse_dataset
 from scheduler_plugin.ranking import Place, Ranking
-from scheduler_plugin.ranking_file import MOST_BYTES, MOST_READERS, Entry, Readers, Rules, render
+from scheduler_plugin.ranking_file import (
+    MOST_BYTES,
+    MOST_READERS,
+    Entry,
+    Readers,
+    Rules,
+    Written,
+    read,
+    render,
+)
 
 IMAGENET = parse_dataset("s3://train/imagenet")
 RANKING = Ranking(
@@ -102,3 +113,22 @@ def test_who_may_know_of_two_datasets_may_of_each() -> None:
     assert some.knows(9, 7)
     assert some.knows(0, 0)
     assert not some.knows(3, 8)
+
+
+def test_what_is_written_is_read_back() -> None:
+    together = Entry(RANKING, Readers(everybody=True), (parse_dataset("s3://train/labels"),))
+    content = render(
+        IMAGENET,
+        [Entry(RANKING, Readers(users=frozenset({1001}))), together],
+        expires=1796000000,
+        rules=Rules(default_partition="main"),
+    )
+    assert read(content) == Written(1796000000, {"main": ["n4"], "*": ["n4", "rack2"]})
+    assert read(content[:-1]) is None
+    assert read(content.replace(b"ranking 1", b"ranking 2")) is None
+
+
+@given(st.binary() | st.binary().map(lambda some: b"feedrack-ranking 1 5 " + some + b"\nend\n"))
+def test_whatever_lies_there_is_read_or_is_none(content: bytes) -> None:
+    found = read(content)
+    assert found is None or found.expires >= 0

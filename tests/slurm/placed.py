@@ -33,7 +33,7 @@ from tests.waiting import wait_until
 # What `feedrack-affinity install` proposes: a feature that all nodes have.
 NODES = tuple(replace(each, features=("feedrack",)) for each in FOUR_NODES)
 _CHUNK = 64 * 1024
-_SITE = Path(__file__).parents[2] / "scheduler_plugin" / "site"
+_PROGRAM = Path(sys.executable).with_name("feedrack-affinity")
 
 
 # A job's body: the load, until somebody ends it.
@@ -53,7 +53,8 @@ class Landed:
 
 class Placed:
     """`nodes` of Slurm's; those named in `gateways` (all, unless said) have a gateway each.
-    `settings` are slurm.conf's, `affinity` is laid over the daemon's configuration."""
+    `settings` are slurm.conf's, `affinity` is laid over the daemon's configuration, `parts` are
+    words of `feedrack-affinity install`."""
 
     def __init__(
         self,
@@ -66,6 +67,7 @@ class Placed:
         affinity: Mapping[str, Any] | None = None,
         fleet: Mapping[str, Any] | None = None,
         readers: Mapping[str, Sequence[str]] | None = None,
+        parts: Sequence[str] = (),
     ) -> None:
         self.folder = folder
         self.slurm = SlurmLab(nodes, partitions=partitions, settings=settings)
@@ -84,6 +86,7 @@ class Placed:
         self.requests = self.site / "requests"
         self.state = self.site / "state"
         self._affinity = dict(affinity or {})
+        self._parts = tuple(parts)
         self._readers = {"demo": ["*"]} if readers is None else dict(readers)
         self._daemon: subprocess.Popen[bytes] | None = None
 
@@ -151,7 +154,7 @@ class Placed:
         with (self.site / "daemon.log").open("ab") as log:
             self._daemon = subprocess.Popen(
                 [
-                    str(Path(sys.executable).with_name("feedrack-affinity")),
+                    str(_PROGRAM),
                     "run",
                     "--config",
                     str(self.config_path),
@@ -280,29 +283,30 @@ class Placed:
     # Parts
 
     def _install(self) -> None:
-        """What `feedrack-affinity install` does; that is tested by itself."""
+        """As an operator does, who then puts into Slurm's own files what is asked for."""
         for folder in (self.site, self.rankings, self.requests, self.state):
             folder.mkdir(mode=0o700, exist_ok=True)
+        self.write_config()
         # What users load lies where they can read it.
         self.built.mkdir(mode=0o755, exist_ok=True)
-        script = (_SITE / "job_submit.lua").read_text()
-        script = script.replace("@RANKINGS@", str(self.rankings))
-        (self.slurm.etc / "job_submit.lua").write_text(
-            script.replace("@MOST_WAIT_MINUTES@", "1440")
-        )
-        self._compile("feedrack_spank.c", "feedrack.so", "-fPIC", "-shared")
-        self._compile("feedrack_prolog.c", "prolog", f'-DFEEDRACK_REQUESTS="{self.requests}"')
-        (self.slurm.etc / "plugstack.conf").write_text(f"optional {self.built}/feedrack.so\n")
-        self.slurm.settings |= {
-            "JobSubmitPlugins": "lua",
-            "PrologSlurmctld": str(self.built / "prolog"),
-        }
-
-    def _compile(self, source: str, target: str, *options: str) -> None:
-        """With Slurm's own headers: of the root folder that the lab runs in, if it does."""
-        here = self.built / source
-        here.write_bytes((_SITE / source).read_bytes())
-        self.slurm.run("gcc", "-O2", *options, "-o", str(self.built / target), str(here))
+        done = subprocess.run(
+            [
+                str(_PROGRAM), "install", "--write", *self._parts,
+                "--etc", str(self.slurm.etc), "--lib", str(self.built),
+                "--units", str(self.site / "units"), "--config", str(self.config_path),
+            ],
+            # A compiler that finds the headers of this lab's release.
+            env=os.environ | self.slurm.environment | {"TMPDIR": str(self.slurm.folder)},
+            capture_output=True,
+            text=True,
+            timeout=110,
+        )  # fmt: skip
+        # 1: Slurm does not run yet, so much of what is needed is missing.
+        assert done.returncode in (0, 1), done.stderr
+        plugin, prolog = self.built / "feedrack_spank.so", self.built / "feedrack-prolog"
+        assert plugin.exists(), done.stdout + done.stderr
+        (self.slurm.etc / "plugstack.conf").write_text(f"optional {plugin}\n")
+        self.slurm.settings |= {"JobSubmitPlugins": "lua", "PrologSlurmctld": str(prolog)}
 
 
 def admin_comment(job: Mapping[str, str]) -> dict[str, str]:

@@ -2,16 +2,19 @@
 were not there, and the controller lives and answers."""
 
 import contextlib
+import json
 import os
 import re
 import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
+import redis
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -81,6 +84,16 @@ def _no_redis(placed: Placed) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def _slow_redis(placed: Placed) -> Iterator[None]:
+    """Slower than the gateways have patience for."""
+    placed.fleet.slow_redis(6.0)
+    try:
+        yield
+    finally:
+        placed.fleet.slow_redis(0.0)
+
+
+@contextlib.contextmanager
 def _no_gateway(placed: Placed) -> Iterator[None]:
     placed.fleet.kill(0)
     try:
@@ -118,7 +131,7 @@ def _daemon_stands_still(placed: Placed) -> Iterator[None]:
 
 @pytest.mark.parametrize(
     "broken",
-    [_no_redis, _no_gateway, _slow_gateway, _no_daemon, _daemon_stands_still],
+    [_no_redis, _slow_redis, _no_gateway, _slow_gateway, _no_daemon, _daemon_stands_still],
     ids=lambda each: each.__name__.strip("_"),
 )
 def test_without_it_jobs_start_as_before_and_with_it_again_they_follow(
@@ -126,7 +139,11 @@ def test_without_it_jobs_start_as_before_and_with_it_again_they_follow(
 ) -> None:
     with broken(failing):
         _starts_at_once(failing)
-        wait_until(lambda: _is_stale(failing), "the ranking is not made anew from nothing")
+        # What was under way when it broke may still write one.
+        wait_until(
+            lambda: not failing.ranking(IMAGES) or _seconds_left(failing) < -3,
+            "the ranking is not made anew from nothing",
+        )
         job = _starts_at_once(failing)
         assert job.said["did"] == "nothing"
         assert job.said["why"] in ("stale-ranking", "no-ranking")
@@ -134,6 +151,66 @@ def test_without_it_jobs_start_as_before_and_with_it_again_they_follow(
     wait_until(lambda: not _is_stale(failing), f"there is a ranking\n{failing.log[-1500:]}")
     failing.await_first(IMAGES, "n4")
     assert failing.place(HINT).nodes == ["n4"]
+
+
+# Redis that lies, though it answers
+
+_GARBAGE: dict[str, bytes] = {
+    "words for numbers": b"much",
+    "less than nothing": b"-9",
+    "more than there is": b"9" * 400,
+    "no text": b"\xff\x00\n]|",
+    "nothing": b"",
+}
+
+
+@pytest.mark.parametrize("garbage", [*_GARBAGE, "other kinds", "no keys"])
+def test_whatever_redis_says_jobs_start_and_follow_again_once_it_is_well(
+    failing: Placed, garbage: str
+) -> None:
+    started = failing.daemon
+    with redis.Redis.from_url(failing.fleet.redis.url) as client:
+        for key in client.scan_iter():
+            _spoil(client, key, garbage)
+    before = failing.ranking(IMAGES)
+    _starts_at_once(failing)
+    wait_until(
+        lambda: failing.ranking(IMAGES) != before or _is_stale(failing),
+        f"something comes of {garbage}",
+    )
+    _starts_at_once(failing)
+    _rankings_are_well(failing, garbage)
+    assert failing.daemon == started
+    assert failing.daemon_runs, failing.log[-3000:]
+    # An operator who starts it anew, empty, loses nothing.
+    failing.fleet.stop_redis()
+    failing.fleet.start_redis()
+    failing.fleet.await_members()
+    wait_until(lambda: not _is_stale(failing), f"there is a ranking\n{failing.log[-1500:]}")
+    failing.await_first(IMAGES, "n4")
+    assert failing.place(HINT).nodes == ["n4"]
+
+
+def _spoil(client: "redis.Redis", key: bytes, garbage: str) -> None:
+    """Puts garbage where numbers and names were: in what a key holds, or in its place."""
+    kind = client.type(key)
+    if garbage == "no keys":
+        client.delete(key)
+    elif garbage == "other kinds":
+        client.delete(key)
+        if kind == b"list":
+            client.set(key, b"no list")
+        else:
+            client.rpush(key, b"a list")
+    elif kind == b"hash":
+        for field in client.hkeys(key):
+            client.hset(key, field, _GARBAGE[garbage])
+    elif kind == b"string":
+        client.set(key, _GARBAGE[garbage], keepttl=True)
+    elif kind == b"set":
+        client.sadd(key, _GARBAGE[garbage])
+    elif kind == b"zset":
+        client.zadd(key, {_GARBAGE[garbage]: 0})
 
 
 # Gateways that lie
@@ -182,6 +259,46 @@ _LIES: dict[str, tuple[bytes | None, int]] = {
     "not known": (b"", 404),
 }  # fmt: skip
 
+_SIZE = 2**60
+# What could all be true, and is not; and which place comes first for it.
+_PLAUSIBLE: dict[str, tuple[dict[str, Any], str]] = {
+    "others hold it": (
+        {
+            "members": [{"id": "n2", "rack": "rack1"}, {"id": "n1", "rack": "rack2"}],
+            "datasets": [{"nodes": {"n2": _SIZE, "n1": 1}}],
+        },
+        "n2",
+    ),
+    "all of them hold all that there can be": (
+        {
+            "members": [{"id": f"n{number}", "rack": "rack1"} for number in (1, 2, 3)],
+            "datasets": [{"nodes": dict.fromkeys(("n1", "n2", "n3"), _SIZE)}],
+        },
+        "n2",
+    ),
+    "a node for a rack": (
+        {
+            "members": [{"id": "n2", "rack": "n3"}],
+            "datasets": [{"nodes": {"n2": _SIZE}}],
+        },
+        "n2",
+    ),
+    "all nodes for a rack": (
+        {
+            "members": [{"id": "n9", "rack": "feedrack"}],
+            "datasets": [{"nodes": {"n9": _SIZE}}],
+        },
+        "feedrack",
+    ),
+    "one node in two racks": (
+        {
+            "members": [{"id": "n2", "rack": "rack1"}, {"id": "n2", "rack": "rack2"}],
+            "datasets": [{"nodes": {"n2": 5}}, {"nodes": {"n2": _SIZE}}],
+        },
+        "n2",
+    ),
+}
+
 
 @pytest.fixture(scope="module")
 def liar() -> Iterator[LyingGateway]:
@@ -189,25 +306,51 @@ def liar() -> Iterator[LyingGateway]:
         yield gateway
 
 
-def test_a_gateway_that_lies_breaks_nothing(failing: Placed, liar: LyingGateway) -> None:
-    """One daemon hears all of it."""
+@pytest.fixture
+def misled(failing: Placed, liar: LyingGateway) -> Iterator[Placed]:
+    """One daemon, that hears the liar alone."""
     failing.end_daemon()
     failing.start_daemon(gateways={"admin_urls": [liar.url]})
     started = failing.daemon
-    try:
-        for name, (lie, status) in _LIES.items():
-            liar.tell(lie, status)
-            wait_until(
-                lambda: liar.asked >= 2, f"somebody listens to {name}\n{failing.log[-1500:]}"
-            )
-            assert failing.daemon_runs, f"{name}\n{failing.log[-3000:]}"
-            _rankings_are_well(failing, name)
-        assert failing.daemon == started
-        assert started.memory_info().rss < 512 * 1024**2
-        assert not Path("/tmp/feedrack-was-here").exists()
-        _starts_at_once(failing)
-    finally:
-        failing.end_daemon()
+    yield failing
+    assert failing.daemon == started
+    assert started.memory_info().rss < 512 * 1024**2
+    failing.end_daemon()
+
+
+@pytest.mark.timeout(300)
+def test_a_gateway_that_lies_breaks_nothing(misled: Placed, liar: LyingGateway) -> None:
+    for name, (lie, status) in _LIES.items():
+        liar.tell(lie, status)
+        wait_until(lambda: liar.asked >= 2, f"somebody listens to {name}\n{misled.log[-1500:]}")
+        assert misled.daemon_runs, f"{name}\n{misled.log[-3000:]}"
+        _rankings_are_well(misled, name)
+        _starts_at_once(misled)
+    assert not Path("/tmp/feedrack-was-here").exists()
+
+
+@pytest.mark.parametrize("lie", _PLAUSIBLE)
+def test_a_lie_that_is_believed_sends_jobs_elsewhere_and_keeps_none_waiting(
+    misled: Placed, liar: LyingGateway, lie: str
+) -> None:
+    said, first = _PLAUSIBLE[lie]
+    liar.tell(_document(said))
+    misled.await_first(IMAGES, first)
+    _rankings_are_well(misled, lie)
+    job = _starts_at_once(misled)
+    assert job.said["did"] == "preferred"
+    assert _starts_at_once(misled, "-N2").seconds < SOON_SECONDS
+    assert _starts_at_once(misled, "-C", "rack2").nodes[0] in ("n3", "n4")
+    misled.slurm.drain("n2")
+    misled.slurm.drain("n3")
+    assert _starts_at_once(misled).nodes[0] in ("n1", "n4")
+
+
+def _document(said: Mapping[str, Any]) -> bytes:
+    """What `/v1/members` and `/v1/datasets` answer, both with all of it."""
+    datasets = [{"dataset": IMAGES, "readers": ["*"]} | each for each in said["datasets"]]
+    members = [{"state": "serving"} | each for each in said["members"]]
+    return json.dumps({"members": members, "datasets": datasets}).encode()
 
 
 # A folder of rankings that is not as we left it

@@ -263,23 +263,28 @@ def test_a_job_of_two_nodes_goes_across_racks_where_each_is_busy(following: Plac
 
 
 @pytest.mark.parametrize(
-    "arguments",
+    ("arguments", "nodes", "why"),
     [
-        ("-N3",),
-        ("-N4",),
-        ("-n5",),
-        ("-N2", "-p", "middle"),
-        ("-N2", "-x", "n4"),
-        ("-N2", "-x", "n2,n4"),
-        ("-N2-3",),
-        ("-n4", "-x", "n3"),
+        (("-N3",), 3, "no-place"),
+        (("-N4",), 4, "no-place"),
+        (("-n5",), 3, "no-place"),
+        (("-N2", "-p", "middle"), 2, "no-place"),
+        (("-N2", "-x", "n4"), 2, "several-nodes-of-some"),
+        (("-N2", "-x", "n2,n4"), 2, "several-nodes-of-some"),
+        (("-N2-3",), 3, "range-of-nodes"),
+        (("-n4", "-x", "n3"), 2, "several-nodes-of-some"),
     ],
-    ids=" ".join,
+    ids=lambda each: " ".join(each) if isinstance(each, tuple) else str(each),
 )
 def test_what_no_rack_can_hold_starts_as_if_we_were_not_there(
-    following: Placed, arguments: tuple[str, ...]
+    following: Placed, arguments: tuple[str, ...], nodes: int, why: str
 ) -> None:
     job = following.place(HINT, *arguments)
+    assert job.said == {"did": "nothing", "why": why, "dataset": IMAGES}
+    record = following.slurm.job(job.id)
+    # What a job that has started preferred stands in either, depending on the release.
+    assert (record["Features"], record.get("Prefer", "(null)")) == ("(null)", "(null)")
+    assert len(job.nodes) == nodes
     assert job.seconds < SOON_SECONDS
 
 
@@ -361,6 +366,23 @@ def test_the_operator_is_shown_where_jobs_go_and_why(following: Placed) -> None:
     # A folder that nobody counts is asked for.
     deeper = json.loads(rank(following, f"{IMAGES}/no/such/folder", "--json").stdout)
     assert deeper["held"] == []
+
+
+def test_the_operator_is_shown_what_is_busy_and_what_jobs_follow(following: Placed) -> None:
+    following.slurm.occupy("n4")
+    wait_until(lambda: " 100% " in rank(following, IMAGES).stdout, "somebody is shown as busy")
+    shown = json.loads(rank(following, IMAGES, "--json").stdout)
+    load = {each["feature"]: each["load"] for each in shown["places"]["main"]}
+    assert (load["n4"], load["rack2"]) == (1.0, 0.5)
+    file = shown["file"]
+    assert (file["state"], file["places"]["main"][0]) == ("good", "n4")
+    assert f"Jobs follow {file['path']}, good for " in rank(following, IMAGES).stdout
+    following.end_daemon()
+    try:
+        Path(file["path"]).unlink()
+        assert f"there is no {file['path']}" in rank(following, IMAGES).stdout
+    finally:
+        following.start_daemon()
 
 
 def test_a_name_that_is_no_dataset_is_wrong_use(following: Placed) -> None:

@@ -6,6 +6,7 @@ By commands always; through pyslurm where there is one for the release, in `FEED
 
 import asyncio
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -31,7 +32,10 @@ T = TypeVar("T")
 
 @pytest.fixture(scope="module")
 def module_slurm(slurm_is_there: None) -> Iterator[SlurmLab]:
-    partitions = ("main Nodes=ALL Default=YES MaxTime=60 State=UP", "few Nodes=n[3-4] State=UP")
+    partitions = (
+        "main Nodes=ALL Default=YES MaxTime=60 State=UP",
+        "few Nodes=n[3-4] Hidden=YES State=UP",
+    )
     with SlurmLab(partitions=partitions) as lab:
         yield lab
 
@@ -148,6 +152,34 @@ async def test_where_and_when_backfill_expects_a_job(seam: Slurm, slurm: SlurmLa
     assert (job.state, sorted(job.hosts)) == ("pending", ["n1", "n2"])
     # Those that are in its way may run for an hour.
     assert time.time() + _HOUR - 120 < job.start < time.time() + _HOUR + 120
+
+
+async def test_who_is_not_root_sees_hidden_partitions_too(
+    slurm: SlurmLab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the daemon where SlurmUser is not root; of commands alone, since pyslurm always asks for
+    all."""
+    monkeypatch.setenv("SLURM_CONF", str(slurm.etc / "slurm.conf"))
+    for name in ("sinfo", "squeue", "scontrol"):
+        words = shlex.join(slurm.wrap([name], user="nobody", cwd=slurm.work))
+        path = tmp_path / name
+        path.write_text(f'#!/bin/sh\nPATH={slurm.environment["PATH"]} exec {words} "$@"\n')
+        path.chmod(0o755)
+    seam = SlurmCommands(tmp_path)
+    assert "few" not in slurm.run("sinfo", "-h", user="nobody").stdout
+    assert sorted((await _host(seam, "n4")).partitions) == ["few", "main"]
+    slurm.occupy("n3", "n4")
+    id_ = slurm.sbatch("-p", "few", "-N1", "--exclusive", "-t", "5", "--prefer=n4")
+    job = await _until(
+        lambda: _job(seam, id_), lambda found: bool(found.hosts), "backfill expects the job"
+    )
+    assert set(job.hosts) < {"n3", "n4"}
+    assert await seam.preferences() == {int(id_): "n4"}
+    slurm.run("scontrol", "update", "PartitionName=few", "Default=YES")
+    try:
+        assert await seam.default_partition() == "few"
+    finally:
+        slurm.run("scontrol", "update", "PartitionName=main", "Default=YES")
 
 
 async def test_some_jobs_of_which_some_are_gone(seam: Slurm, slurm: SlurmLab) -> None:

@@ -13,7 +13,6 @@ from tests.slurm.placed import Placed
 from tests.waiting import wait_until
 
 COLD = "s3://train/cold"
-_SCRIPT = Path(__file__).parents[2] / "scheduler_plugin" / "site" / "burst_buffer.lua"
 
 
 class _Staged(Placed):
@@ -21,10 +20,6 @@ class _Staged(Placed):
 
     def _install(self) -> None:
         super()._install()
-        script = _SCRIPT.read_text().replace("@STAGED@", str(self.site / "staged"))
-        (self.slurm.etc / "burst_buffer.lua").write_text(
-            script.replace("@MOST_WAIT_MINUTES@", "1440")
-        )
         (self.slurm.etc / "burst_buffer.conf").write_text("Directive=FEEDRACK\n")
         self.slurm.settings["BurstBufferType"] = "burst_buffer/lua"
 
@@ -50,7 +45,9 @@ class _Staged(Placed):
 
 @pytest.fixture(scope="module")
 def cluster(slurm_is_there: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Placed]:
-    with _Staged(tmp_path_factory.mktemp("staged"), gateways=("n1", "n4")) as placed:
+    with _Staged(
+        tmp_path_factory.mktemp("staged"), gateways=("n1", "n4"), parts=("--burst-buffer",)
+    ) as placed:
         yield placed
 
 
@@ -127,7 +124,7 @@ class _LateHosts:
     _SCRIPT = """#!/bin/sh
 case "{name} $*" in
 "squeue "*) echo >> {folder}/looks ;;
-"sinfo --json"* | "scontrol show nodes"*) until [ -e {folder}/told ]; do sleep 0.1; done ;;
+"sinfo "*--json* | "scontrol "*"show nodes"*) until [ -e {folder}/told ]; do sleep 0.1; done ;;
 esac
 exec {real} "$@"
 """

@@ -54,6 +54,25 @@ def test_a_job_waits_for_its_places_while_others_are_idle(waiting: Placed) -> No
     assert waiting.landed(id_).nodes == ["n3"]
 
 
+@pytest.mark.parametrize(
+    ("arguments", "script"),
+    [
+        ((HINT, "--comment", "dataset-wait=10"), "true"),
+        ((HINT,), "#!/bin/sh\n#DATASET-WAIT 10\ntrue\n"),
+        (("--comment", f"dataset={IMAGES}"), "#!/bin/sh\n#DATASET-WAIT 10\ntrue\n"),
+        (("--dataset-wait=10",), f"#!/bin/sh\n#DATASET {IMAGES}\ntrue\n"),
+    ],
+    ids=["option-comment", "option-line", "comment-line", "line-option"],
+)
+def test_a_wait_may_be_said_elsewhere_than_the_dataset(
+    waiting: Placed, arguments: tuple[str, ...], script: str
+) -> None:
+    waiting.slurm.occupy("n3", "n4")
+    id_ = waiting.slurm.sbatch(*arguments, script=script)
+    _until_bound(waiting, id_)
+    assert _said(waiting, id_, "wait") - _said(waiting, id_, "begin") == 600
+
+
 def test_srun_waits_too(waiting: Placed) -> None:
     waiting.slurm.occupy("n4")
     done = waiting.slurm.run("srun", *WAITING, "sh", "-c", "echo $SLURMD_NODENAME")
