@@ -31,8 +31,8 @@ test-slurm-24: install redis ## the tests with a Slurm, on release 24.11, in a D
 	@sh tests/slurm/make-root.sh trixie .tools/trixie
 	FEEDRACK_SLURM_ROOT=$(CURDIR)/.tools/trixie REQUIRE=slurm $(RUN) pytest -n auto --dist loadgroup tests/slurm $(ARGS)
 
-test-rdma: install rdma ## what wants verbs, in virtual machines (RDMA_MAY_BE_MISSING=1 lets it pass without)
-	@$(RUN) python -m tests.rdma.vm test $(ARGS)
+test-rdma: install rdma ## what wants verbs, in virtual machines (RDMA_MAY_BE_MISSING=1 lets it pass without; WITHIN=900: seconds at most)
+	@$(RUN) python -m tests.rdma.vm test $(if $(WITHIN),--within $(WITHIN)) -- $(ARGS)
 
 test-rdma-trixie: install rdma ## of these what a newer kernel does otherwise, on Debian trixie's (6.12)
 	@$(RUN) python -m tests.rdma.vm --release trixie run $(CURDIR)/.venv/bin/python -m pytest -p no:cacheprovider tests/rdma/verbs/test_mapped.py $(ARGS)
