@@ -177,6 +177,9 @@ class Limit:
 def _test(lab: Lab, arguments: Sequence[str], limit: Limit) -> int:
     """Both parts, also if the first fails; the first status that is not 0. HungError where there
     is no time to begin."""
+    # What no test imports either: processes of a node would each compile it anew in a machine.
+    compiling = [sys.executable, "-m", "compileall", "-q", "gateway", "feedrack"]
+    subprocess.run(compiling, cwd=REPOSITORY, check=True)
     pytest = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--timeout=300"]
     for role, folder in _FOLDERS.items():
         try:
