@@ -1,10 +1,12 @@
 """A gateway in the first of two machines, which says in the shared folder how it is doing: the
 second can read that also while the wire between them is cut. There the second says, too, whether
-the first's card is to lose packets. It imports no more than it must, since that takes long where
-processors are emulated."""
+the first's card is to lose packets, and its gateway to be killed. It imports no more than it must,
+since that takes long where processors are emulated."""
 
 import asyncio
 import json
+import os
+import signal
 import subprocess
 import time
 from pathlib import Path
@@ -19,6 +21,8 @@ BUFFERS = 16
 FOLDER = Path("/run/tmp/gateway")
 BUCKET = FOLDER / "data" / "train"
 TOLD = Path("/run/shared/gateway.json")
+# Once it is there, the gateway is killed; server.sh starts another.
+KILL = Path("/run/shared/kill")
 # What per cent of its packets the card is to lose; none where it is not there.
 LOSS = Path("/run/shared/loss")
 _CARD = "eth0"
@@ -27,7 +31,7 @@ _COUNTERS = Path("/sys/class/infiniband/rxe0/ports/1/hw_counters")
 
 def settings() -> dict[str, object]:
     """The configuration of a gateway that keeps all in `FOLDER`; there is a bucket "train"."""
-    BUCKET.mkdir(parents=True)
+    BUCKET.mkdir(parents=True, exist_ok=True)
     (FOLDER / "secret").write_text(SECRET_KEY)
     return {
         "node": {"id": "n1"},
@@ -84,6 +88,7 @@ def tell(node: Node, loss: float) -> None:
         "buffers": node.parts.rdma.buffers_free,
         "failed": failed,
         "time": time.monotonic(),
+        "process": os.getpid(),
         "loss": loss,
         "asked_again": counted("completer_retry_err"),
         "stored": sum(1 for each in BUCKET.iterdir() if not each.name.startswith(".")),
@@ -98,6 +103,9 @@ async def main() -> None:
     await node.start()
     loss = 0.0
     while True:
+        if KILL.exists():
+            KILL.unlink()
+            os.kill(os.getpid(), signal.SIGKILL)
         if (wanted := wanted_loss()) != loss:
             lose(wanted)
             loss = wanted

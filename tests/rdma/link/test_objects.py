@@ -1,5 +1,5 @@
-"""Objects between two machines: over a good wire, over one that loses packets, and over one that is
-cut midway."""
+"""Objects between two machines: over a good wire, over one that loses packets, over one that is cut
+midway, and from a gateway that is killed."""
 
 import hashlib
 import json
@@ -12,11 +12,13 @@ from contextlib import contextmanager
 
 import pytest
 
+from feedrack.errors import Unavailable
 from feedrack.rdma import Client, Result
 from tests.rdma.link.gateway import (
     ACCESS_KEY,
     ADDRESS,
     BUFFERS,
+    KILL,
     LOSS,
     SECRET_KEY,
     TOLD,
@@ -54,15 +56,20 @@ def told_anew(name: str) -> float:
 @pytest.fixture
 def client() -> Iterator[Client]:
     until(lambda: told("buffers") == BUFFERS)
-    with Client(
+    with open_client() as client:
+        yield client
+    until(lambda: told("buffers") == BUFFERS)
+
+
+def open_client(*, attempts: int = 6) -> Client:
+    return Client(
         "s3://train",
         endpoint_url=f"http://{ADDRESS}",
         access_key=ACCESS_KEY,
         secret_key=SECRET_KEY,
         timeout_seconds=_SECONDS,
-    ) as client:
-        yield client
-    until(lambda: told("buffers") == BUFFERS)
+        attempts=attempts,
+    )
 
 
 def sha256(data: bytes | memoryview) -> str:
@@ -173,6 +180,37 @@ def test_a_wire_cut_midway_of_a_put_stores_nothing_and_costs_no_bytes(client: Cl
         assert sha256(client.get("cut")) == sha256(data)
         until(lambda: put().transport == "rdma")
         assert sha256(client.get("cut")) == sha256(data)
+
+
+def test_a_gateway_killed_midway_is_an_error_and_the_next_one_connected_to_anew(big: bytes) -> None:
+    killed = told("process")
+    errors: list[Exception] = []
+    pages = mmap.mmap(-1, len(big))
+    # One that waits for no next one.
+    with open_client(attempts=1) as client, client.register(pages) as memory:
+        assert client.get_into("big", memory, "bytes=0-0").transport == "rdma"
+        pages[0] = 0
+        session = client._link._session
+        assert session is not None
+
+        def read() -> None:
+            try:
+                client.get_into("big", memory)
+            except Unavailable as error:
+                errors.append(error)
+
+        reading = threading.Thread(target=read)
+        reading.start()
+        until(lambda: any(pages[:64]))
+        KILL.touch()
+        reading.join(_SECONDS)
+        assert len(errors) == 1
+        assert not any(pages[-64:])
+        # Whoever has the token cannot write to the memory any more.
+        assert session._pair not in session.opened._pairs
+        until(lambda: told("process") not in (-1, killed))
+        until(lambda: client.get_into("big", memory).transport == "rdma")
+        assert sha256(pages[:]) == sha256(big)
 
 
 @contextmanager
