@@ -132,7 +132,8 @@ class Lab:
     def _environ(self, role: str) -> dict[str, str]:
         return {
             "FEEDRACK_RDMA_GUEST": role,
-            "PYTHONPATH": str(bindings(PYVERBS)),
+            # These files also for programs that are installed from elsewhere.
+            "PYTHONPATH": f"{bindings(PYVERBS)}:{REPOSITORY}",
             "TMPDIR": "/run/tmp",
             "PYTHONDONTWRITEBYTECODE": "1",
             "PYTHONUNBUFFERED": "1",
