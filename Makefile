@@ -54,7 +54,7 @@ bench: $(UV)   ## beside the peers, which it installs; results under benchmarks/
 	$(if $(filter-out --quick,$(ARGS)),,@set -e; for name in packing batches epoch cluster affinity placed submissions; do \
 		$(RUN) --group bench python -m benchmarks.$$name $(ARGS); done)
 
-bench-rdma: install rdma ## RDMA beside HTTP, in a virtual machine (ARGS=--here: on this machine's device)
+bench-rdma: install rdma ## RDMA beside HTTP, in virtual machines with two kernels (ARGS=--here: on this machine's device)
 	@$(UV) sync --frozen --quiet --group bench
 	@$(RUN) --group bench python -m benchmarks.rdma $(ARGS)
 
