@@ -65,6 +65,6 @@ async def test_parts(transport: Transport, client: RawClient, sizes: tuple[int, 
     await conformance.check_parts(transport, client, sizes)
 
 
-@pytest.mark.parametrize("sizes", BATCHES)
-async def test_a_batch(transport: Transport, client: RawClient, sizes: tuple[int, ...]) -> None:
-    await conformance.check_batch(transport, client, sizes)
+async def test_a_batch(transport: Transport, client: RawClient) -> None:
+    # Of 64 MiB, too, it is asked over a soft device: here that would take a quarter of a minute.
+    await conformance.check_batch(transport, client, BATCHES[0])
