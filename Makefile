@@ -31,8 +31,8 @@ test-slurm-24: install redis ## the tests with a Slurm, on release 24.11, in a D
 	@sh tests/slurm/make-root.sh trixie .tools/trixie
 	FEEDRACK_SLURM_ROOT=$(CURDIR)/.tools/trixie REQUIRE=slurm $(RUN) pytest -n auto --dist loadgroup tests/slurm $(ARGS)
 
-test-rdma: install rdma ## what wants verbs, in virtual machines (RDMA_MAY_BE_MISSING=1 lets it pass without)
-	@$(RUN) python -m tests.rdma.vm test $(ARGS)
+test-rdma: install rdma ## what wants verbs, in virtual machines (RDMA_MAY_BE_MISSING=1 lets it pass without; WITHIN=900: seconds at most)
+	@$(RUN) python -m tests.rdma.vm test $(if $(WITHIN),--within $(WITHIN)) -- $(ARGS)
 
 test-rdma-trixie: install rdma ## of these what a newer kernel does otherwise, on Debian trixie's (6.12)
 	@$(RUN) python -m tests.rdma.vm --release trixie run $(CURDIR)/.venv/bin/python -m pytest -p no:cacheprovider tests/rdma/verbs/test_mapped.py $(ARGS)
@@ -54,7 +54,7 @@ bench: $(UV)   ## beside the peers, which it installs; results under benchmarks/
 	$(if $(filter-out --quick,$(ARGS)),,@set -e; for name in packing batches epoch cluster affinity placed submissions; do \
 		$(RUN) --group bench python -m benchmarks.$$name $(ARGS); done)
 
-bench-rdma: install rdma ## RDMA beside HTTP, in a virtual machine (ARGS=--here: on this machine's device)
+bench-rdma: install rdma ## RDMA beside HTTP, in virtual machines with two kernels (ARGS=--here: on this machine's device)
 	@$(UV) sync --frozen --quiet --group bench
 	@$(RUN) --group bench python -m benchmarks.rdma $(ARGS)
 

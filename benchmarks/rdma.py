@@ -1,15 +1,19 @@
 """`python -m benchmarks.rdma`: GETs of a held object by RDMA beside HTTP, on one machine.
 
-Without a device it runs in a virtual machine with soft-RoCE, where the processor does all of the
+Without a device it runs in virtual machines with soft-RoCE, where the processor does all of the
 device's work and is itself emulated: only ratios mean anything there, and the copies that are
-counted. `--here` runs it on this machine's own device. The ways take turns; each round reads the
-object several times into the same memory and compares it. Writes `rdma.md` and `.json`; exit status
-1 where an object was wrong, or did not come the way that was asked for.
+counted. One has this machine's kernel, the other that of a newer release of Debian, which can send
+files without a copy (`--release`: others). `--here` runs it on this machine's own device.
+
+All ways take turns, the device alone among them; each round reads the object several times into
+the same memory and compares it. Writes `rdma.md` and `.json`; exit status 1 where an object was
+wrong, or did not come the way that was asked for.
 """
 
 import hashlib
 import mmap
 import os
+import platform
 import re
 import select
 import subprocess
@@ -17,6 +21,8 @@ import sys
 import time
 import urllib.request
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from statistics import median
 
@@ -39,6 +45,11 @@ _SIZE_BYTES = 32 * _MIB
 _DEPTHS = (1, 4, 16)
 _KEY = "object"
 _TOLD = "found: "
+# Debian 13's kernel registers mappings of files (Linux 6.3 and later).
+_NEWER = "trixie"
+_OWN = "own"
+# A disk, as caches lie on; all else that can be written to there is memory (tmpfs).
+_GUEST_FOLDER = Path("/run/disk")
 
 
 class Round(Struct, frozen=True, kw_only=True):
@@ -59,6 +70,10 @@ class Way(Struct, frozen=True, kw_only=True):
     name: str
     depth: int
     rounds: list[Round]
+    kernel: str = "Linux " + ".".join(platform.release().split(".")[:2])
+
+
+Turn = tuple[Way, Callable[[], Round]]
 
 
 class _Node(Feedrack):
@@ -82,53 +97,75 @@ class _Node(Feedrack):
         return sum(map(float, found))
 
 
-def measure(rounds: int, reads: int) -> list[Way]:
+def measure(folder: Path | None, rounds: int, reads: int) -> list[Way]:
     """All ways on this machine's device. RuntimeError where something came wrong."""
-    with work_folder(None) as name:
+    body = os.urandom(_SIZE_BYTES)
+    digest = hashlib.sha256(body).digest()
+    with work_folder(folder) as name, ExitStack() as stack:
         data = Path(name) / "data"
         (data / READ_BUCKET).mkdir(parents=True)
-        body = os.urandom(_SIZE_BYTES)
         (data / READ_BUCKET / _KEY).write_bytes(body)
-        digest = hashlib.sha256(body).digest()
-        del body
-        ways: list[Way] = []
+        # What was written a moment ago is not kept.
+        os.utime(data / READ_BUCKET / _KEY, (1_700_000_000, 1_700_000_000))
+        # Freed with the last that looks at it.
+        pages = mmap.mmap(-1, _SIZE_BYTES)
+        nodes = []
         for depth in _DEPTHS:
             node = _Node(data, Path(name) / f"node{depth}")
             node.depth = depth
-            with node:
-                ways += _ways(node, digest, rounds, reads)
-        return [*ways, _alone(rounds, reads)]
+            nodes.append(stack.enter_context(node))
 
-
-def _ways(node: _Node, digest: bytes, rounds: int, reads: int) -> list[Way]:
-    url = f"http://{HOST}:{node.port}"
-    http = HttpClient(
-        READ_BUCKET, Access(endpoint_url=url, credentials=Credentials(ACCESS_KEY, SECRET_KEY, None))
-    )
-    last = node.depth == _DEPTHS[-1]
-    # Freed with the last that looks at it.
-    pages = mmap.mmap(-1, _SIZE_BYTES)
-    with (
-        Client(
-            f"s3://{READ_BUCKET}", endpoint_url=url, access_key=ACCESS_KEY, secret_key=SECRET_KEY
-        ) as client,
-        client.register(pages) as memory,
-    ):
-        ways: list[tuple[Way, Callable[[], None]]] = [
-            (Way(name="rdma", depth=node.depth, rounds=[]), lambda: _by_rdma(client, memory))
-        ]
-        if last:
-            ways.append((Way(name="http", depth=0, rounds=[]), lambda: _by_http(http, pages)))
-        for _, read in ways:
-            # Held from here on, and the memory's pages are there.
+        def turn(name: str, node: _Node, read: Callable[[], None]) -> Turn:
+            # Held from here on, and the memory's pages are there. The second maps what it sends.
             read()
-        for _ in range(rounds):
-            for way, read in ways:
-                pages[:] = bytes(_SIZE_BYTES)
-                way.rounds.append(_round(node, read, reads))
-                if hashlib.sha256(pages).digest() != digest:
-                    raise RuntimeError(f"by {way.name} something else came")
-        return [way for way, _ in ways]
+            read()
+            way = Way(name=name, depth=node.depth if name == "rdma" else 0, rounds=[])
+            return way, lambda: _compared(way, pages, digest, lambda: _round(node, read, reads))
+
+        turns = []
+        for node in nodes:
+            client = stack.enter_context(
+                Client(
+                    f"s3://{READ_BUCKET}",
+                    endpoint_url=_url(node),
+                    access_key=ACCESS_KEY,
+                    secret_key=SECRET_KEY,
+                )
+            )
+            memory = stack.enter_context(client.register(pages))
+            turns.append(turn("rdma", node, partial(_by_rdma, client, memory)))
+        keys = Credentials(ACCESS_KEY, SECRET_KEY, None)
+        http = HttpClient(READ_BUCKET, Access(endpoint_url=_url(nodes[-1]), credentials=keys))
+        stack.callback(http.close)
+        turns.append(turn("http", nodes[-1], partial(_by_http, http, pages)))
+        for depth in _DEPTHS:
+            alone = _Alone(depth)
+            stack.callback(alone.close)
+            alone.move()
+            way = Way(name="device alone", depth=depth, rounds=[])
+            turns.append((way, partial(_round_alone, alone, reads)))
+        return take_turns(turns, rounds)
+
+
+def take_turns(turns: Sequence[Turn], rounds: int) -> list[Way]:
+    """The ways with their rounds: one of each, and then the next of each, so that what else the
+    machine does is done to all of them."""
+    for _ in range(rounds):
+        for way, take in turns:
+            way.rounds.append(take())
+    return [way for way, _ in turns]
+
+
+def _url(node: _Node) -> str:
+    return f"http://{HOST}:{node.port}"
+
+
+def _compared(way: Way, pages: mmap.mmap, digest: bytes, take: Callable[[], Round]) -> Round:
+    pages[:] = bytes(_SIZE_BYTES)
+    found = take()
+    if hashlib.sha256(pages).digest() != digest:
+        raise RuntimeError(f"by {way.name} something else came")
+    return found
 
 
 def _round(node: _Node, read: Callable[[], None], reads: int) -> Round:
@@ -195,27 +232,18 @@ class _Alone:
         return len(found)
 
 
-def _alone(rounds: int, reads: int) -> Way:
-    """The device's rounds, alone."""
-    device = _Alone(_DEPTHS[-1])
-    way = Way(name="device alone", depth=_DEPTHS[-1], rounds=[])
-    device.move()
-    for _ in range(rounds):
-        began, own, machine = time.monotonic(), time.process_time(), _machine_seconds()
-        for _ in range(reads):
-            device.move()
-        way.rounds.append(
-            Round(
-                bytes=reads * _SIZE_BYTES,
-                seconds=time.monotonic() - began,
-                gateway_cpu_seconds=time.process_time() - own,
-                client_cpu_seconds=0.0,
-                machine_cpu_seconds=_machine_seconds() - machine,
-                copied_bytes=0.0,
-            )
-        )
-    device.close()
-    return way
+def _round_alone(device: _Alone, reads: int) -> Round:
+    began, own, machine = time.monotonic(), time.process_time(), _machine_seconds()
+    for _ in range(reads):
+        device.move()
+    return Round(
+        bytes=reads * _SIZE_BYTES,
+        seconds=time.monotonic() - began,
+        gateway_cpu_seconds=time.process_time() - own,
+        client_cpu_seconds=0.0,
+        machine_cpu_seconds=_machine_seconds() - machine,
+        copied_bytes=0.0,
+    )
 
 
 def _by_rdma(client: Client, memory: Memory) -> None:
@@ -242,12 +270,16 @@ def _machine_seconds() -> float:
     return (user + nice + system + irq + softirq) / os.sysconf("SC_CLK_TCK")
 
 
-def in_guest(rounds: int, reads: int) -> list[Way]:
-    """The same in a virtual machine. RuntimeError with what it said where it failed."""
-    command = [sys.executable, "-m", "tests.rdma.vm", "--seconds", "540", "run", "--"]
+def in_guest(release: str, rounds: int, reads: int) -> list[Way]:
+    """The same in a virtual machine with the kernel of that release, or this machine's own.
+    RuntimeError with what it said where it failed."""
+    command = [sys.executable, "-m", "tests.rdma.vm", "--seconds", "540"]
+    command += [] if release == _OWN else ["--release", release]
     inside = [sys.executable, "-m", "benchmarks.rdma", "--here", "--tell"]
-    inside += ["--rounds", str(rounds), "--reads", str(reads)]
-    done = subprocess.run([*command, *inside], stdout=subprocess.PIPE, text=True, check=False)
+    inside += ["--folder", str(_GUEST_FOLDER), "--rounds", str(rounds), "--reads", str(reads)]
+    done = subprocess.run(
+        [*command, "run", "--", *inside], stdout=subprocess.PIPE, text=True, check=False
+    )
     for line in done.stdout.splitlines():
         if line.startswith(_TOLD):
             return msgspec.json.decode(line.removeprefix(_TOLD), type=list[Way])
@@ -255,36 +287,38 @@ def in_guest(rounds: int, reads: int) -> list[Way]:
 
 
 def table(ways: Sequence[Way]) -> list[str]:
-    """A row for each way; ratios are medians of each round's own beside HTTP's."""
-    by = {(way.name, way.depth): way for way in ways}
-    http = by["http", 0]
+    """A row for each way; ratios are medians of each round's own beside HTTP's of the same round
+    on the same kernel."""
+    https = {way.kernel: way for way in ways if way.name == "http"}
     head = (
-        "way", "pieces under way", "MiB/s", "CPU s/GiB: gateway", "client", "machine",
+        "kernel", "way", "pieces under way", "MiB/s", "CPU s/GiB: gateway", "client", "machine",
         "copies by the gateway¹", "by the client²", "gateway CPU ÷ HTTP's",
         "machine CPU ÷ HTTP's",
     )  # fmt: skip
     lines = [f"| {' | '.join(head)} |", f"|{' --- |' * len(head)}"]
     for way in ways:
-        rounds = way.rounds
+        rounds, beside = way.rounds, https[way.kernel].rounds
 
         def per_gib(pick: Callable[[Round], float], rounds: list[Round] = rounds) -> str:
             return f"{median(pick(each) / each.bytes for each in rounds) * _GIB:.2f}"
 
-        def over(pick: Callable[[Round], float], rounds: list[Round] = rounds) -> str:
-            ratios = (
-                pick(one) / pick(other) for one, other in zip(rounds, http.rounds, strict=True)
-            )
+        def over(
+            pick: Callable[[Round], float],
+            rounds: list[Round] = rounds,
+            beside: list[Round] = beside,
+        ) -> str:
+            ratios = (pick(one) / pick(other) for one, other in zip(rounds, beside, strict=True))
             return f"{median(ratios):.2f}"
 
         copies = f"{median(each.copied_bytes / each.bytes for each in rounds):.2f}"
         lines.append(
-            f"| {way.name} | {way.depth or ''} "
+            f"| {way.kernel} | {way.name} | {way.depth or ''} "
             f"| {median(each.bytes / each.seconds for each in rounds) / _MIB:.0f} "
             f"| {per_gib(lambda each: each.gateway_cpu_seconds)} "
             f"| {per_gib(lambda each: each.client_cpu_seconds)} "
             f"| {per_gib(lambda each: each.machine_cpu_seconds)} "
-            f"| {'none: sendfile' if way is http else copies} "
-            f"| {'1' if way is http else '0'} "
+            f"| {'none: sendfile' if way.name == 'http' else copies} "
+            f"| {'1' if way.name == 'http' else '0'} "
             f"| {over(lambda each: each.gateway_cpu_seconds)} "
             f"| {over(lambda each: each.machine_cpu_seconds)} |"
         )
@@ -294,14 +328,34 @@ def table(ways: Sequence[Way]) -> list[str]:
 @click.command(help=__doc__)
 @click.option("--here", is_flag=True, help="On this machine's device.")
 @click.option("--tell", is_flag=True, hidden=True)
+@click.option("--folder", type=click.Path(path_type=Path), help="Where objects and caches lie.")
+@click.option(
+    "--release",
+    "releases",
+    multiple=True,
+    default=(_OWN, _NEWER),
+    show_default=True,
+    help="Whose kernel a virtual machine has.",
+)
 @click.option("--rounds", default=3, show_default=True, type=click.IntRange(1))
 @click.option("--reads", default=2, show_default=True, type=click.IntRange(1))
 @click.option("--quick", is_flag=True, help="One round; writes rdma-quick.")
-def main(here: bool, tell: bool, rounds: int, reads: int, quick: bool) -> None:
+def main(
+    here: bool,
+    tell: bool,
+    folder: Path | None,
+    releases: Sequence[str],
+    rounds: int,
+    reads: int,
+    quick: bool,
+) -> None:
     where = report.machine()
     if quick:
         rounds = reads = 1
-    ways = measure(rounds, reads) if here else in_guest(rounds, reads)
+    if here:
+        ways = measure(folder, rounds, reads)
+    else:
+        ways = [way for each in releases for way in in_guest(each, rounds, reads)]
     if tell:
         click.echo(_TOLD + msgspec.json.encode(ways).decode())
         return
@@ -311,7 +365,7 @@ def main(here: bool, tell: bool, rounds: int, reads: int, quick: bool) -> None:
         ["soft-RoCE" if not here else "the machine's own device"],
         [
             f"{rounds} rounds, medians; each reads a held object of {_SIZE_BYTES // _MIB} MiB "
-            f"{reads} times into the same memory",
+            f"{reads} times into the same memory; all ways take turns in each",
             "¹ of each byte: counted by the gateway for RDMA, by design for HTTP, where the kernel "
             "copies besides; ² by design",
             "device alone: the same WRITEs between two registrations of one process, no gateway "

@@ -34,7 +34,8 @@ _PATIENT = {
 class GatewayProcess:
     """One node over `folder`; `settings` are merged over a configuration that works.
 
-    `prefix`: words before the command, that put it elsewhere and then become it.
+    `prefix`: words before the command, that put it elsewhere and then become it. `start_seconds`:
+    how long it may take to begin to serve.
     """
 
     def __init__(
@@ -43,10 +44,12 @@ class GatewayProcess:
         settings: dict[str, Any] | None = None,
         environ: dict[str, str] | None = None,
         prefix: Sequence[str] = (),
+        start_seconds: float = _START_SECONDS,
     ) -> None:
         self.folder = folder
         self.environ = environ or {}
         self.prefix = prefix
+        self.start_seconds = start_seconds
         self._seen = 0
         self.endpoint_url = ""
         self.admin_url = ""
@@ -110,7 +113,7 @@ class GatewayProcess:
     def await_serving(self) -> "GatewayProcess":
         """Waits until one that was launched serves."""
         assert self.process is not None
-        deadline = time.monotonic() + _START_SECONDS
+        deadline = time.monotonic() + self.start_seconds
         pattern = re.compile(rb'"s3":"(?P<s3>[^"]+)","admin":"(?P<admin>[^"]+)"')
         while True:
             said = pattern.search(self.log.read_bytes()[self._seen :])

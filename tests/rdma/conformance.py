@@ -6,7 +6,7 @@ import hashlib
 import os
 import zlib
 from base64 import b64encode
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 import msgspec
@@ -24,6 +24,10 @@ MIB = 1024**2
 # The sizes of the issue: nothing, a byte, a page, a chunk and its neighbours, many chunks.
 SIZES = (0, 1, 4096, 8 * MIB - 1, 8 * MIB, 8 * MIB + 1, 64 * MIB)
 SMALL_SIZES = (0, 1, 4096, MIB - 1, MIB, MIB + 1, 2 * MIB + 17)
+# The parts of each upload: the same sizes. All but an upload's last are of 5 MiB or more.
+UPLOADS = ((0,), (5 * MIB, 1), (8 * MIB, 4096), (8 * MIB + 1, 8 * MIB - 1), (64 * MIB,))
+# The objects of each batch: the same sizes again, and one among small ones.
+BATCHES = ((0, 1, 4096, 300_000, 8 * MIB - 1, 8 * MIB, 8 * MIB + 1), (1, 64 * MIB))
 
 
 class Outcome(NamedTuple):
@@ -192,17 +196,21 @@ async def check_refused_writes(transport: Transport, client: RawClient) -> None:
     assert (nowhere.status, nowhere.code) == (404, "NoSuchBucket")
 
 
-async def check_parts(transport: Transport, client: RawClient) -> None:
-    """Parts, and one of them read back by its number."""
+async def check_parts(transport: Transport, client: RawClient, sizes: Sequence[int]) -> None:
+    """An upload of parts of these sizes, read back part by part and whole."""
     began = await client.ask("POST", "/train/parted?uploads")
     upload = began.body.partition(b"<UploadId>")[2].partition(b"</UploadId>")[0].decode()
-    parts = (os.urandom(5 * MIB), os.urandom(77))
-    etags = []
-    for number, part in enumerate(parts, start=1):
+    digests, etags, md5s = [], [], b""
+    all_of_it = hashlib.sha256()
+    for number, size in enumerate(sizes, start=1):
+        part = os.urandom(size)
         target = f"/train/parted?partNumber={number}&uploadId={upload}"
         stored = await transport.put(target, checksum(part), part)
         assert stored.status == 200, stored.code
         etags.append(stored.headers["etag"])
+        digests.append(sha256(part))
+        all_of_it.update(part)
+        md5s += hashlib.md5(part).digest()
     rows = "".join(
         f"<Part><PartNumber>{number}</PartNumber><ETag>{etag}</ETag></Part>"
         for number, etag in enumerate(etags, start=1)
@@ -210,22 +218,27 @@ async def check_parts(transport: Transport, client: RawClient) -> None:
     document = f"<CompleteMultipartUpload>{rows}</CompleteMultipartUpload>".encode()
     done = await client.ask("POST", f"/train/parted?uploadId={upload}", body=document)
     assert done.status == 200, done.body
-    second = await transport.get("/train/parted?partNumber=2", {})
-    assert (second.status, second.payload) == (206, parts[1])
-    whole = await transport.get("/train/parted", {})
-    assert sha256(whole.payload) == sha256(b"".join(parts))
+    for number, (size, digest) in enumerate(zip(sizes, digests, strict=True), start=1):
+        found = await transport.get(f"/train/parted?partNumber={number}", {})
+        assert (found.status, len(found.payload)) == (206, size)
+        assert sha256(found.payload) == digest
+        assert found.headers["etag"] == f'"{hashlib.md5(md5s).hexdigest()}-{len(sizes)}"'
+    if len(sizes) > 1:
+        whole = await transport.get("/train/parted", {})
+        assert (whole.status, sha256(whole.payload)) == (200, all_of_it.hexdigest())
 
 
-async def check_batch(transport: Transport, client: RawClient) -> None:
-    """Objects of all kinds in the order asked, with what cannot be had in its place."""
-    objects = {f"b{size}": os.urandom(size) for size in (0, 1, 4096, 300_000, MIB + 1)}
+async def check_batch(transport: Transport, client: RawClient, sizes: Sequence[int]) -> None:
+    """Objects of these sizes in the order asked, with what cannot be had in its place."""
+    objects = {f"b{size}": os.urandom(size) for size in sizes}
     for key, data in objects.items():
         await store(client, f"/train/{key}", data)
     asked: list[dict[str, str]] = [{"key": key} for key in reversed(objects)]
-    asked += [{"key": "none"}, {"key": "b4096", "range": "bytes=-6"}, {"key": "b1"}]
+    last, tail = asked[0]["key"], {"range": "bytes=-6"}
+    asked += [{"key": "none"}, {"key": last, **tail}, {"key": "b1"}]
     found = await transport.batch("train", asked)
     wanted = [(200, objects[key]) for key in reversed(objects)]
-    wanted += [(404, b""), (206, objects["b4096"][-6:]), (200, objects["b1"])]
+    wanted += [(404, b""), (206, objects[last][-6:]), (200, objects["b1"])]
     assert [(status, sha256(data)) for status, data in found] == [
         (status, sha256(data)) for status, data in wanted
     ]

@@ -7,7 +7,17 @@ from pathlib import Path
 import pytest
 
 from tests.rdma import conformance
-from tests.rdma.conformance import READS, SIZES, SMALL_SIZES, OverHttp, OverRdma, Read, Transport
+from tests.rdma.conformance import (
+    BATCHES,
+    READS,
+    SIZES,
+    SMALL_SIZES,
+    UPLOADS,
+    OverHttp,
+    OverRdma,
+    Read,
+    Transport,
+)
 from tests.rdma.raw import RawClient
 from tests.rdma.soft import Fabric
 from tests.s3.running import running
@@ -52,9 +62,11 @@ async def test_what_is_refused_is_not_stored(transport: Transport, client: RawCl
     await conformance.check_refused_writes(transport, client)
 
 
-async def test_parts(transport: Transport, client: RawClient) -> None:
-    await conformance.check_parts(transport, client)
+@pytest.mark.parametrize("sizes", UPLOADS)
+async def test_parts(transport: Transport, client: RawClient, sizes: tuple[int, ...]) -> None:
+    await conformance.check_parts(transport, client, sizes)
 
 
-async def test_a_batch(transport: Transport, client: RawClient) -> None:
-    await conformance.check_batch(transport, client)
+@pytest.mark.parametrize("sizes", BATCHES)
+async def test_a_batch(transport: Transport, client: RawClient, sizes: tuple[int, ...]) -> None:
+    await conformance.check_batch(transport, client, sizes)

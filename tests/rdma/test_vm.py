@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.rdma.vm.__main__ import HUNG, MISSING, main
-from tests.rdma.vm.images import fingerprint
+from tests.rdma.vm.__main__ import HUNG, MISSING, Lab, Limit, at_once, main
+from tests.rdma.vm.images import fingerprint, python_folders
 from tests.rdma.vm.initrd import archive
 from tests.rdma.vm.kernel import load_order, unpacked
 from tests.rdma.vm.machine import HungError, Machine, Running, wait
@@ -63,6 +63,15 @@ def test_a_folder_is_another_once_a_package_has_another_version(tmp_path: Path) 
     assert fingerprint(tmp_path) == before
     (tmp_path / "it-1.0.dist-info").rename(tmp_path / "it-1.1.dist-info")
     assert fingerprint(tmp_path) != before
+
+
+def test_packages_behind_a_link_have_their_image_where_they_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "there").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "there")
+    monkeypatch.setattr("sysconfig.get_path", lambda _: str(tmp_path / "link"))
+    assert python_folders() == [tmp_path / "there"] * 2
 
 
 def test_pyverbs_alone_of_its_folder_is_made_visible(tmp_path: Path) -> None:
@@ -177,6 +186,72 @@ def test_what_is_missing_may_be_missing_if_said_so(
     monkeypatch.setenv("RDMA_MAY_BE_MISSING", "1")
     assert main(["test"]) == 0
     assert "not tested here" in capsys.readouterr().err
+
+
+class _Clock:
+    """Tells the time that it was set to."""
+
+    seconds = 0.0
+
+    def __call__(self) -> float:
+        return self.seconds
+
+
+def test_parts_that_are_tested_at_once_tell_how_long_they_took(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    clock = _Clock()
+    limit = Limit(100, clock)
+
+    def takes_a_while() -> int:
+        clock.seconds += 30
+        return 0
+
+    assert at_once({"one": takes_a_while}, limit) == 0
+    assert capsys.readouterr().err == "one: 30 s, status 0\nall: 30 s of at most 100 s\n"
+
+
+def test_a_part_that_fails_or_hangs_leaves_the_other_to_end(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def hangs() -> int:
+        raise HungError("it did not boot")
+
+    assert at_once({"one": lambda: 0, "two": lambda: 3}, Limit(100)) == 3
+    capsys.readouterr()
+    assert at_once({"one": hangs, "two": lambda: 0}, Limit(100)) == HUNG
+    said = capsys.readouterr().err
+    assert "one: 0 s, status 70: the virtual machine hung: it did not boot" in said
+    assert "two: 0 s, status 0" in said
+
+
+def test_tests_that_take_too_long_fail_and_say_so(capsys: pytest.CaptureFixture[str]) -> None:
+    clock = _Clock()
+    limit = Limit(100, clock)
+
+    def takes_long() -> int:
+        clock.seconds += 101
+        return 0
+
+    assert at_once({"one": takes_long}, limit) == HUNG
+    said = capsys.readouterr().err
+    assert "all: 101 s of at most 100 s" in said
+    assert "that was too long" in said
+
+
+def test_a_machine_has_what_is_left_of_the_time_for_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tests.rdma.vm.__main__.CACHE", tmp_path)
+    monkeypatch.setattr("tests.rdma.vm.__main__.missing", lambda _: [])
+    for name in ("kernel", "initrd", "empty_disk"):
+        monkeypatch.setattr(f"tests.rdma.vm.__main__.{name}", lambda *_: Path("made"))
+    monkeypatch.setattr("tests.rdma.vm.__main__.python_images", lambda _: ())
+    monkeypatch.setattr(Machine, "words", lambda *_: ["cat"])
+    lab = Lab(boot_seconds=100, seconds=100)
+    lab.limit_to(0.2)
+    with pytest.raises(HungError, match="did not boot within 0 s"):
+        lab.run(["true"])
 
 
 @pytest.mark.parametrize(

@@ -2,12 +2,13 @@
 
     python -m tests.rdma.vm [--release trixie] run COMMAND…
     python -m tests.rdma.vm pair --first 'COMMAND…' COMMAND…
-    python -m tests.rdma.vm test [ARGUMENTS OF PYTEST…]
+    python -m tests.rdma.vm test [--within SECONDS] -- [ARGUMENTS OF PYTEST…]
 
 `--release`: with the kernel of that release of Debian instead of this machine's; `--seconds`,
 `--boot-seconds`: for how long. `test` runs tests/rdma/verbs in one and tests/rdma/link in the
-second of two, where the first runs link/server.sh. RDMA_MAY_BE_MISSING=1 lets it pass where no
-virtual machine can run.
+second of two, where the first runs link/server.sh, says how long each took, and ends what is not
+done `--within` so many seconds of its start. RDMA_MAY_BE_MISSING=1 lets it pass where no virtual
+machine can run.
 
 The status is the command's (of two, the second's). Besides: 69 something is missing here, 70 a
 machine did not boot, or its command did not end in time.
@@ -21,7 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -38,6 +39,8 @@ HUNG = 70
 _TAIL_LINES = 60
 PYVERBS = CACHE / "python"
 _DISK_BYTES = 512 * 1024**2
+# Six minutes are usual, on two cores that have nothing else to do.
+_WITHIN_SECONDS = 900.0
 # What is tested in which machine.
 _FOLDERS = {"one": "tests/rdma/verbs", "second": "tests/rdma/link"}
 
@@ -112,6 +115,11 @@ class Lab:
                 _show("what the first said", said)
             return status
 
+    def limit_to(self, seconds: float) -> None:
+        """No machine runs longer than that from now on, however long it was to have."""
+        boot_seconds, most_seconds = self._limits
+        self._limits = (min(boot_seconds, seconds), min(most_seconds, seconds))
+
     def _start(self, machine: Machine, output: Path | None) -> Running:
         return Running(machine, self._kernel / "vmlinux", self._initrd, output)
 
@@ -124,7 +132,8 @@ class Lab:
     def _environ(self, role: str) -> dict[str, str]:
         return {
             "FEEDRACK_RDMA_GUEST": role,
-            "PYTHONPATH": str(bindings(PYVERBS)),
+            # These files also for programs that are installed from elsewhere.
+            "PYTHONPATH": f"{bindings(PYVERBS)}:{REPOSITORY}",
             "TMPDIR": "/run/tmp",
             "PYTHONDONTWRITEBYTECODE": "1",
             "PYTHONUNBUFFERED": "1",
@@ -144,28 +153,82 @@ class Lab:
         return status
 
 
-def _test(lab: Lab, arguments: Sequence[str]) -> int:
-    """Both parts, also if the first fails; the first status that is not 0."""
+class Limit:
+    """How long all of it may take, of which a part is over already."""
+
+    def __init__(self, within: float, now: Callable[[], float] = time.monotonic) -> None:
+        self._within = within
+        self._now = now
+        self._began = now()
+
+    def __str__(self) -> str:
+        return f"{self.gone:.0f} s of at most {self._within:.0f} s"
+
+    @property
+    def gone(self) -> float:
+        """Seconds since it began."""
+        return self._now() - self._began
+
+    @property
+    def left(self) -> float:
+        """Seconds until it is over, 0 from then on."""
+        return max(0.0, self._within - self.gone)
+
+
+def _test(lab: Lab, arguments: Sequence[str], limit: Limit) -> int:
+    """Both parts, also if the first fails; the first status that is not 0. HungError where there
+    is no time to begin."""
+    # What no test imports either: processes of a node would each compile it anew in a machine.
+    compiling = [sys.executable, "-m", "compileall", "-q", "gateway", "feedrack"]
+    subprocess.run(compiling, cwd=REPOSITORY, check=True)
     pytest = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--timeout=300"]
     for role, folder in _FOLDERS.items():
-        collected = subprocess.run(
-            [*pytest, "--collect-only", "-qq", folder],
-            cwd=REPOSITORY,
-            env=_compiling() | {"FEEDRACK_RDMA_GUEST": role, "PYTHONPATH": str(bindings(PYVERBS))},
-            capture_output=True,
-            text=True,
-        )
+        try:
+            collected = subprocess.run(
+                [*pytest, "--collect-only", "-qq", folder],
+                cwd=REPOSITORY,
+                env=_compiling()
+                | {"FEEDRACK_RDMA_GUEST": role, "PYTHONPATH": str(bindings(PYVERBS))},
+                capture_output=True,
+                text=True,
+                timeout=limit.left,
+            )
+        except subprocess.TimeoutExpired as error:
+            raise HungError(f"the tests were not even collected after {limit}") from error
         if collected.returncode != 0:
             _say(collected.stdout, collected.stderr)
             return collected.returncode
     server = ["sh", "tests/rdma/link/server.sh"]
-    # Both at once: an emulated processor is one thread's work, and each part waits a lot.
-    with ThreadPoolExecutor(2) as pool:
-        both = [
-            pool.submit(lab.run, [*pytest, *arguments, _FOLDERS["one"]]),
-            pool.submit(lab.pair, server, [*pytest, *arguments, _FOLDERS["second"]], shows=True),
-        ]
-    return next((status for each in both if (status := each.result()) != 0), 0)
+    lab.limit_to(limit.left)
+    return at_once(
+        {
+            _FOLDERS["one"]: lambda: lab.run([*pytest, *arguments, _FOLDERS["one"]]),
+            _FOLDERS["second"]: lambda: lab.pair(
+                server, [*pytest, *arguments, _FOLDERS["second"]], shows=True
+            ),
+        },
+        limit,
+    )
+
+
+def at_once(parts: Mapping[str, Callable[[], int]], limit: Limit) -> int:
+    """The first status of the parts that is not 0: all run at the same time, since an emulated
+    processor is one thread's work, and each waits a lot. Says how long each took, and all."""
+
+    def timed(name: str) -> tuple[int, str]:
+        began = limit.gone
+        try:
+            status, why = parts[name](), ""
+        except HungError as error:
+            status, why = HUNG, f": the virtual machine hung: {error}"
+        return status, f"{name}: {limit.gone - began:.0f} s, status {status}{why}"
+
+    with ThreadPoolExecutor(len(parts)) as pool:
+        done = list(pool.map(timed, parts))
+    _say(*(said for _, said in done), f"all: {limit}")
+    if not limit.left:
+        _say("that was too long: something hangs, or this machine is too slow (--within SECONDS)")
+    return next((status for status, _ in done if status != 0), 0 if limit.left else HUNG)
 
 
 def _compiling() -> dict[str, str]:
@@ -193,14 +256,16 @@ def main(arguments: Sequence[str]) -> int:
     pair = commands.add_parser("pair")
     test = commands.add_parser("test")
     pair.add_argument("--first", required=True, type=shlex.split)
+    test.add_argument("--within", type=float, default=_WITHIN_SECONDS)
     for each in (run, pair, test):
         each.add_argument("command", nargs=argparse.REMAINDER)
     asked = parser.parse_args(arguments)
     command = asked.command[1:] if asked.command[:1] == ["--"] else asked.command
+    limit = Limit(asked.within) if asked.what == "test" else Limit(float("inf"))
     try:
         lab = Lab(asked.boot_seconds, asked.seconds, asked.release)
         if asked.what == "test":
-            return _test(lab, command)
+            return _test(lab, command, limit)
         if asked.what == "pair":
             return lab.pair(asked.first, command)
         return lab.run(command)

@@ -21,10 +21,13 @@ _BLOCK = 4096
 def python_images(cache: Path) -> list[tuple[Path, Path]]:
     """Images of what this Python imports (the packages and its own library), each with the folder
     it is of, byte-compiled: compiling in the machine would take minutes."""
-    return [
-        (image(cache, folder), folder)
-        for folder in map(Path, (sysconfig.get_path("purelib"), sysconfig.get_path("stdlib")))
-    ]
+    return [(image(cache, folder), folder) for folder in python_folders()]
+
+
+def python_folders() -> list[Path]:
+    """Where they are. A link on the way would lead nowhere while a machine is not yet in the files
+    of this one, and that is when it puts images in their places."""
+    return [Path(sysconfig.get_path(name)).resolve() for name in ("purelib", "stdlib")]
 
 
 def image(cache: Path, folder: Path) -> Path:
