@@ -10,7 +10,7 @@ import pytest
 
 from gateway.tiers.peers.sessions import PeerSession
 from gateway.tiers.wire import Watch
-from tests.cluster.running import Cluster, Running, cluster
+from tests.cluster.running import Cluster, Running, cluster, until
 from tests.cluster.test_reading_near import put
 
 MIB = 1024**2
@@ -45,6 +45,12 @@ class Two:
     async def read(self, key: str) -> str:
         async with asyncio.timeout(_SECONDS):
             return hashlib.sha256(await self.asker.read(key)).hexdigest()
+
+    async def lose_holder(self) -> None:
+        """a1 goes as one that is killed: its queue pairs are gone, and its connections."""
+        for session in list(self.holder.node.parts.rdma._table):
+            session.line.fail("closed")
+        await self.holder.die()
 
     async def connect(self) -> None:
         """Returns once a2 has a session with a1, and has used it."""
@@ -106,6 +112,23 @@ async def test_an_asker_whose_queue_pair_broke_is_answered_over_http(nodes: Two)
     assert session.over
     assert nodes.asker.parts.moving.free == 2
     await nodes.connect()
+
+
+async def test_a_node_lost_midway_of_a_transfer_costs_no_bytes(nodes: Two) -> None:
+    key, digest = await nodes.warm(8 * MIB)
+    session, memory = nodes.session, nodes.asker.parts.moving._memory
+    assert session is not None
+    assert memory is not None
+    memory._whole[:] = bytes(len(memory._whole))
+    before = nodes.moved
+    reading = asyncio.create_task(nodes.read(key))
+    await until(lambda: any(memory._whole[:64]) or any(memory._whole[8 * MIB :][:64]), _SECONDS)
+    await nodes.lose_holder()
+    # From the origin, from the first byte on: what had come was never said to be good.
+    assert await reading == digest
+    assert nodes.moved == before
+    assert session.over
+    assert nodes.asker.parts.moving.free == 2
 
 
 async def test_a_key_that_opens_nothing_any_more_costs_no_bytes(nodes: Two) -> None:
