@@ -10,8 +10,9 @@ import pytest
 
 from gateway.tiers.peers.sessions import PeerSession
 from gateway.tiers.wire import Watch
-from tests.cluster.running import Cluster, Running, cluster, until
+from tests.cluster.running import Cluster, Running, cluster
 from tests.cluster.test_reading_near import put
+from tests.waiting import until
 
 MIB = 1024**2
 _SECONDS = 90
@@ -122,7 +123,7 @@ async def test_a_node_lost_midway_of_a_transfer_costs_no_bytes(nodes: Two) -> No
     memory._whole[:] = bytes(len(memory._whole))
     before = nodes.moved
     reading = asyncio.create_task(nodes.read(key))
-    await until(lambda: any(memory._whole[:64]) or any(memory._whole[8 * MIB :][:64]), _SECONDS)
+    await until(lambda: any(memory._whole[:64]) or any(memory._whole[8 * MIB :][:64]), "some came")
     await nodes.lose_holder()
     # From the origin, from the first byte on: what had come was never said to be good.
     assert await reading == digest
