@@ -4,7 +4,7 @@ Everything is a stream in key order, so that a plan of ten million objects needs
 """
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 import msgspec
@@ -153,19 +153,34 @@ def settle(
     return None
 
 
-def still_made(key: str, candidates: Iterable[Record], sources: Mapping[str, int]) -> list[Record]:
-    """The candidates without those that were made of an older version of a file that is there.
+class Source(NamedTuple):
+    """A file whose contents became objects: when it was modified, and whether it is the version
+    that the pack before has read."""
 
-    `sources`: when each file was modified, by its key without the suffix."""
-    if not sources:
-        return list(candidates)
-    stems = [key[:at] for at, char in enumerate(key) if char == "/"]
-    times = {sources[stem] for stem in stems if stem in sources}
+    modified_ms: int
+    unchanged: bool
+
+
+def still_made(
+    key: str, fresh: Iterable[Record], left: Iterable[Record], sources: Mapping[str, Source]
+) -> list[Record]:
+    """The candidates without those that were made of an older version of a file that is there:
+    those of this pack, `fresh`, before those `left` of the one before.
+
+    `sources`: the files, by their keys without the suffix. Times alone do not tell two versions
+    apart: S3 has whole seconds."""
+    stems = (key[:at] for at, char in enumerate(key) if char == "/")
+    found = [sources[stem] for stem in stems if stem in sources]
+    times = {source.modified_ms for source in found}
+    before = {source.modified_ms for source in found if source.unchanged}
     return [
-        record
-        for record in candidates
-        if not (record.made and times) or record.modified_ms in times
+        *(record for record in fresh if _is_of(record, found, times)),
+        *(record for record in left if _is_of(record, found, before)),
     ]
+
+
+def _is_of(record: Record, found: Sequence[Source], times: Collection[int]) -> bool:
+    return not (record.made and found) or record.modified_ms in times
 
 
 def worn_out(shards: Iterable[ShardFile], living_bytes: Mapping[int, int]) -> set[int]:

@@ -10,7 +10,18 @@ from hypothesis import strategies as st
 from packer.format import Override, Record, ShardFile, etag_bytes
 from packer.format.overrides import Stand
 from packer.ordering import ordered, shuffle_key
-from packer.plan import Scope, Task, cut, decide, same, settle, still_made, valid_order, worn_out
+from packer.plan import (
+    Scope,
+    Source,
+    Task,
+    cut,
+    decide,
+    same,
+    settle,
+    still_made,
+    valid_order,
+    worn_out,
+)
 from packer.runs import Sorter, join
 from packer.stores.protocol import Listed
 from packer.targets import odd_path, path_of, sample_of
@@ -70,9 +81,17 @@ def test_the_index_believes_the_second_listing() -> None:
 
 def test_members_of_an_older_version_of_a_file_are_not_made_any_more() -> None:
     made = msgspec.structs.replace(PACKED, made=True)
-    assert still_made("x/m", [made, PACKED], {"x": 1000}) == [made, PACKED]
-    assert still_made("x/m", [made, PACKED], {"x": 2000}) == [PACKED]
-    assert still_made("x/m", [made], {"y": 2000}) == [made]
+    this, other = Source(1000, unchanged=True), Source(2000, unchanged=True)
+    assert still_made("x/m", [], [made, PACKED], {"x": this}) == [made, PACKED]
+    assert still_made("x/m", [made], [made, PACKED], {"x": other}) == [PACKED]
+    assert still_made("x/m", [made], [made], {"y": other}) == [made, made]
+
+
+def test_a_file_that_was_replaced_within_a_second_is_another_version() -> None:
+    made = msgspec.structs.replace(PACKED, made=True)
+    changed = Source(1000, unchanged=False)
+    assert still_made("x/m", [], [made, PACKED], {"x": changed}) == [PACKED]
+    assert still_made("x/m", [made], [PACKED], {"x": changed}) == [made, PACKED]
 
 
 @given(sizes=st.lists(st.integers(0, 50)), limit=st.integers(1, 100))
