@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import suppress
 
 import structlog
 from msgspec.structs import replace
@@ -99,8 +100,6 @@ class Warmer:
                 await self._hasten(Hasten(asked.id, job.id, STAGED_PRIORITY))
             else:
                 await self._ask(Ask(dataset, tuple(racks), job.id, STAGED_PRIORITY))
-                if key not in self._asked and racks[0] in self._deserted:
-                    raise NobodyServes(f"nobody of rack {racks[0]!r} serves just now")
         else:
             # Asked for in good time, where Slurm plans to start it.
             await self._hasten(Hasten(asked.id, job.id, STAGED_PRIORITY))
@@ -110,18 +109,23 @@ class Warmer:
     async def _has_room_for(self, step: Ask) -> bool:
         """Asks for it. Where they take no more now, they take nothing less urgent either."""
         try:
-            await self._ask(step)
+            # Its racks may be back at a later look.
+            with suppress(NobodyServes):
+                await self._ask(step)
         except TooBusy as error:
             log.warning("not warmed yet", job=step.job, reason=str(error))
             return False
         return True
 
     async def _ask(self, step: Ask) -> None:
-        """One prefetch for all the racks; one each where some of them have nobody who serves."""
+        """One prefetch for all the racks; one each where some of them have nobody who serves.
+        NobodyServes where none has; TooBusy."""
         now = self._monotonic()
-        racks = tuple(rack for rack in step.racks if self._deserted.get(rack, now) <= now)
-        if not racks or self._refused.get(step.dataset, now) > now:
+        if self._refused.get(step.dataset, now) > now:
             return
+        racks = tuple(rack for rack in step.racks if self._deserted.get(rack, now) <= now)
+        if not racks:
+            raise NobodyServes(f"nobody of {', '.join(step.racks)} served a moment ago")
         try:
             id_ = await self._gateways.prefetch(
                 step.dataset, racks, job=str(step.job), priority=step.priority
@@ -130,12 +134,15 @@ class Warmer:
             log.info("not warmed", dataset=step.dataset.text, job=step.job, reason=str(error))
             self._refused[step.dataset] = now + _REFUSED_SECONDS
         except NobodyServes as error:
-            if len(racks) > 1:
-                for rack in racks:
+            if len(racks) == 1:
+                log.info(
+                    "not warmed yet", dataset=step.dataset.text, job=step.job, reason=str(error)
+                )
+                self._deserted[racks[0]] = now + _DESERTED_SECONDS
+                raise
+            for rack in racks:
+                with suppress(NobodyServes):
                     await self._ask(replace(step, racks=(rack,)))
-                return
-            log.info("not warmed yet", dataset=step.dataset.text, job=step.job, reason=str(error))
-            self._deserted[racks[0]] = now + _DESERTED_SECONDS
         else:
             log.info("warming", dataset=step.dataset.text, racks=racks, job=step.job, prefetch=id_)
             asked = Asked(id_, frozenset({step.job}), now, step.priority)

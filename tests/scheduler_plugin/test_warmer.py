@@ -184,5 +184,17 @@ async def test_a_job_is_held_while_nobody_serves_the_rack_it_is_staged_into(
     assert told(tmp_path, 1) == ["0.5000"]
 
 
+@pytest.mark.parametrize("room", [100])
+async def test_so_is_one_whose_rack_was_warmed_long_ago_for_another(
+    everything: tuple[Admin, Warmer, Stager], tmp_path: Path, clock: list[float]
+) -> None:
+    admin, _, stager = everything
+    await stager.look([job(1, "imagenet", staged=True)])
+    clock[0] += WarmingConfig().again_seconds + 1
+    admin.deserted = {"r1"}
+    await stager.look([job(1, "imagenet", staged=True), job(2, "imagenet", staged=True)])
+    assert told(tmp_path, 2) == ["0.0000"]
+
+
 def told(folder: Path, *ids: int) -> Sequence[str]:
     return [(folder / str(each)).read_text().split()[0] for each in ids]
