@@ -13,7 +13,7 @@ from typing import BinaryIO
 import xxhash
 from awscrt.checksums import crc32c
 
-from packer.plan import Task, same
+from packer.plan import Task
 from packer.planning import Before
 from packer.reading import Outcome
 from packer.runs import read_run
@@ -123,10 +123,7 @@ def _exactly(file: BinaryIO, size: int, *, at_end: bool = False) -> bytes:
 
 def _is_made(listed: Listed, before: Before) -> bool:
     """Whether the pack before holds what this version of the file holds."""
-    if before.index is None:
-        return False
-    record = before.index.get(listed.key.encode())
-    if record is None or not same(record, listed):
+    if before.index is None or not before.knows(listed):
         return False
     stem = (listed.key.rpartition(".")[0] + "/").encode()
     for key, member in before.index.walk(stem):

@@ -29,6 +29,11 @@ class Before(msgspec.Struct):
         """What the index holds."""
         return self.index.walk() if self.index is not None else iter(())
 
+    def knows(self, listed: Listed) -> bool:
+        """Whether the index was made when this very version of an object was there."""
+        record = self.index.get(listed.key.encode()) if self.index is not None else None
+        return record is not None and same(record, listed)
+
 
 class Plan:
     """What is to be done for a prefix, on disk as far as it grows with the prefix.

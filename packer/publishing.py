@@ -20,7 +20,7 @@ from packer.format import (
     ShardRef,
 )
 from packer.format.manifest import decode_manifest, generation_of, sequence_of
-from packer.plan import Scope, Source, same, settle, still_made
+from packer.plan import Scope, Source, settle, still_made
 from packer.planning import Before, keyed
 from packer.runs import Keyed, join, placed, read_head
 from packer.stores.protocol import Deletion, Listed, Store
@@ -66,10 +66,9 @@ def write_index(
         ):
             stand = overrides.get(key.decode())
             if listed and listed[0].key.endswith(scope.sources or ("\0",)):
-                record = before.index.get(key) if before.index is not None else None
-                unchanged = record is not None and same(record, listed[0])
-                source = Source(listed[0].modified_ms, unchanged)
-                sources[listed[0].key.rpartition(".")[0]] = source
+                [file] = listed
+                source = Source(file.modified_ms, before.knows(file))
+                sources[file.key.rpartition(".")[0]] = source
             # The last run first: a version that was packed again is the better one.
             record = settle(
                 listed[0] if listed else None,
